@@ -1,0 +1,130 @@
+"""APFL (Deng et al. 2020, Algorithm 1): a mixture of a personal and the global model, trained together."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedamp_jax import checks, stacked
+from fedamp_jax.algorithms.fedavg import average, mixed_stats, sample_weights
+from fedamp_jax.local import Solver, for_each_client, solve
+from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
+
+
+class APFLState(NamedTuple):
+    """The two models of every client.
+
+    Attributes:
+        params: the global parameters w.
+        personal: the clients' v_i, leaves `[M, ...]`.
+        alpha: `[M]` float32, the mixing weights.
+        stats: running statistics of the global and of the mixed models, two trees with leaves `[M, ...]`.
+        round: `[]` int32.
+    """
+
+    params: PyTree
+    personal: PyTree
+    alpha: Array
+    stats: tuple[PyTree, PyTree]
+    round: Array
+
+
+def _mix(alpha: Array, v: PyTree, w: PyTree) -> PyTree:
+    """`alpha v + (1 - alpha) w` for one client, or for all with `alpha [M]` and leaves `[M, ...]`."""
+    return jax.tree.map(lambda a, b: stacked.per_client(alpha, a) * (a - b) + b, v, w)
+
+
+def _both(task: Task) -> Task:
+    """The task whose parameters are (w, v, alpha) and whose loss is `f(w) + f(alpha v + (1 - alpha) w)`.
+
+    w counts as a constant in the second term. The gradient with respect to v then carries the factor alpha of the
+    chain rule, and the one with respect to alpha is `<grad f(mixed), v - w>`; all three use the values before the step.
+    """
+
+    def loss(variables, batch, key):
+        w, v, alpha = variables.params
+        plain, stats_w = task.loss(Variables(w, variables.stats[0]), batch, key)
+        mixed, stats_v = task.loss(Variables(_mix(alpha, v, jax.lax.stop_gradient(w)), variables.stats[1]), batch, key)
+        return plain + mixed, (stats_w, stats_v)
+
+    return task._replace(loss=loss)
+
+
+def _projected_sgd(rate: Array) -> optax.GradientTransformation:
+    """SGD that keeps alpha, the last leaf, within [0, 1]."""
+
+    def stay_inside(updates, params):
+        w, v, alpha = updates
+        if alpha is not None:
+            alpha = jnp.clip(params[2] + alpha, 0.0, 1.0) - params[2]
+        return (w, v, alpha)
+
+    return optax.chain(optax.sgd(rate), optax.stateless(stay_inside))
+
+
+def apfl(
+    task: Task,
+    solver: Solver,
+    *,
+    alpha: Any = 0.25,
+    adapt_alpha: bool = False,
+    learning_rate: Any = 1e-2,
+    stats: str = "local",
+) -> Algorithm:
+    """APFL: each step moves w_i along `grad f(w_i)` and v_i along `alpha grad f(alpha v_i + (1 - alpha) w_i)`.
+
+    Args:
+        task: the model.
+        solver: epochs, batch size and chunk. Its optimizer is not used: the method is plain SGD.
+        alpha: mixing weights, a number or one per client `[M]`, in [0, 1]; the FedAMP paper tunes over 0, 0.25, 0.5,
+            0.75. 0 is FedAvg.
+        adapt_alpha: let every step move alpha_i too, along `<grad f(mixed), v_i - w_i>`, kept within [0, 1].
+        learning_rate: of all of them, greater than 0; the FedAMP paper found 1e-2 best (Appendix C).
+        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+
+    Returns:
+        The `Algorithm`; `personalize` mixes v_i with the averaged w. `info.loss` is the sum of both models' losses.
+
+    Raises:
+        ValueError: a number out of range, or unknown `stats`.
+
+    Departs from the paper: w is weighted by numbers of examples, as in all methods here, so that alpha = 0 is FedAvg.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.apfl(task, fedamp_jax.Solver(optax.sgd(1e-2)), alpha=0.25)
+    """
+    checks.number("alpha", alpha, low=0, high=1, strict=False)
+    checks.number("learning_rate", learning_rate, low=0)
+    checks.choice("stats", stats, ("local", "mix"))
+    sgd = Solver(lambda k: _projected_sgd(checks.at_round(learning_rate, k)), solver.epochs, solver.batch_size,
+                 chunk=solver.chunk)  # fmt: skip
+    pair = _both(task)
+
+    def init(key, data):
+        start, m = task.init(key), data.y.shape[0]
+        running = stacked.broadcast(start.stats, m)
+        mixing = jnp.broadcast_to(checks.at_round(alpha, jnp.zeros((), jnp.int32)), (m,))
+        return APFLState(start.params, stacked.broadcast(start.params, m), mixing, (running, running), jnp.zeros((), jnp.int32))
+
+    def round(key, state, data):
+        def local(key, client, epochs, mine):
+            trained = tuple(jax.tree.map(lambda _, f=flag: f, p) for p, flag in zip(mine.params, (True, True, adapt_alpha)))
+            result, loss = solve(task=pair, solver=sgd, key=key, client=client, start=mine, epochs=epochs, k=state.round,
+                                 trainable=trained)  # fmt: skip
+            return result.variables, loss
+
+        w = stacked.broadcast(state.params, data.y.shape[0])
+        begin = Variables((w, state.personal, state.alpha), state.stats)
+        sent, info = for_each_client(sgd, key, data, local, begin)
+        weights = sample_weights(data, info)
+        params = average(weights, sent.params[0], state.params)
+        running = mixed_stats(stats, weights, sent.stats, state.stats)
+        return APFLState(params, sent.params[1], sent.params[2], running, state.round + 1), info
+
+    def personalize(key, state, data):
+        w = stacked.broadcast(state.params, data.y.shape[0])
+        return Variables(_mix(state.alpha, state.personal, w), state.stats[1])
+
+    return Algorithm(init, round, personalize)

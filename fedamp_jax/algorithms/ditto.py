@@ -1,0 +1,80 @@
+"""Ditto (Li et al. 2021): a global FedAvg model, and a personal one that is pulled towards it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax import checks, stacked
+from fedamp_jax.algorithms.fedavg import FedAvgState, average, fedavg, mixed_stats, sample_weights
+from fedamp_jax.local import Local, Prox, Solver, draw_epochs, for_each_client, init_clients, solve
+from fedamp_jax.types import Algorithm, Task, Variables
+
+
+class DittoState(NamedTuple):
+    """Attributes: shared: FedAvg's state. personal: `Local [M]`, the personal models v_i."""
+
+    shared: FedAvgState
+    personal: Local
+
+
+def ditto(
+    task: Task, solver: Solver, *, lam: Any = 0.1, personal_solver: Solver | None = None, stats: str = "local"
+) -> Algorithm:
+    """Ditto (Algorithm 1 with FedAvg as the global solver): `min f_i(v) + lam / 2 ||v - w||^2` beside FedAvg on w.
+
+    Args:
+        task: the model.
+        solver: the global model's local training.
+        lam: pull of the personal models towards the global one received in the round, at least 0; a number, a
+            schedule of the round or a tracer.
+        personal_solver: the personal models' training, if it differs, with epochs of its own.
+        stats: BatchNorm statistics of the personal models stay each client's own (`"local"`), or start each round from
+            the mean of all (`"mix"`). The global model's are always averaged.
+
+    Returns:
+        The `Algorithm`; `personalize` gives the personal models. `info.loss` is theirs.
+
+    Raises:
+        ValueError: `lam` negative, `stats` unknown.
+
+    Departs from the paper: the mean is weighted by numbers of examples, as in all methods here.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.ditto(task, fedamp_jax.Solver(optax.adam(1e-3)), lam=0.1)
+    """
+    checks.number("lam", lam, low=0, strict=False)
+    checks.choice("stats", stats, ("local", "mix"))
+    shared_method, own_solver = fedavg(task, solver), personal_solver or solver
+
+    def init(key, data):
+        return DittoState(shared_method.init(key, data), init_clients(task, own_solver, key, data))
+
+    def round(key, state, data):
+        shared, k = state.shared, state.shared.round
+        prox = Prox(shared.params, checks.at_round(lam, k))
+
+        def local(key, client, epochs, mine):
+            glob, own = mine
+            keys = jax.random.split(key)
+            sent, _ = solve(task, solver, keys[0], client, glob.variables, epochs=epochs, k=k,
+                            optimizer_state=glob.optimizer)  # fmt: skip
+            passes = draw_epochs(own_solver, keys[1:], epochs[None] > 0)[0] if personal_solver else epochs
+            kept, loss = solve(task, own_solver, keys[1], client, own.variables, epochs=passes, k=k, prox=prox,
+                               optimizer_state=own.optimizer)  # fmt: skip
+            return (sent, kept), loss
+
+        received = Local(shared_method.personalize(key, shared, data), shared.optimizer)
+        (sent, personal), info = for_each_client(solver, key, data, local, (received, state.personal))
+        weights = sample_weights(data, info)
+        params = average(weights, sent.variables.params, shared.params)
+        running = mixed_stats("mix", weights, sent.variables.stats, shared.stats)
+        own_stats = mixed_stats(stats, weights, personal.variables.stats, state.personal.variables.stats)
+        personal = Local(Variables(personal.variables.params, own_stats), personal.optimizer)
+        return DittoState(FedAvgState(params, running, sent.optimizer, k + 1), personal), info
+
+    def personalize(key, state, data):
+        return state.personal.variables
+
+    return Algorithm(init, round, personalize)

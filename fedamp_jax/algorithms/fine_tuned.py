@@ -1,0 +1,48 @@
+"""Fine-tuning: any method's models, trained on each client's own data before use (Wang et al. 2019; "-FT")."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from fedamp_jax.local import Local, Solver, for_each_client, solve
+from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
+
+
+def tune(task: Task, solver: Solver, key: Array, data: Data, models: Variables, trainable: PyTree | None = None) -> Variables:
+    """Train every client's model `[M, ...]` on its own data, whoever is online; a result that is not finite is dropped."""
+    tuner = dataclasses.replace(solver, keep_optimizer=False)
+
+    def local(key, client, epochs, mine):
+        k = jnp.zeros((), jnp.int32)
+        return solve(task, tuner, key, client, mine.variables, epochs=epochs, k=k, trainable=trainable)
+
+    everybody = data._replace(online=jnp.ones_like(data.online))
+    return for_each_client(tuner, key, everybody, local, Local(models))[0].variables
+
+
+def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
+    """Wrap `base` so that its personal models are fine-tuned; its rounds and its state stay what they are.
+
+    The paper leaves open how long to fine-tune; the baselines here take `solver.epochs` from each model that is used,
+    as in one round of local training.
+
+    Args:
+        task: the model.
+        solver: the fine-tuning; it starts with a fresh optimizer.
+        base: the method whose models are tuned, such as `fedavg(task, solver)`.
+
+    Returns:
+        The `Algorithm`. A client whose fine-tuning is not finite uses the model that it started from.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> solver = fedamp_jax.Solver(optax.adam(1e-3))
+    >>> algorithm = fedamp_jax.fine_tuned(task, solver, base=fedamp_jax.fedavg(task, solver))
+    """
+    if not isinstance(base, Algorithm):
+        raise TypeError(f"base must be an Algorithm, such as fedavg(task, solver), got {base!r}")
+
+    def personalize(key, state, data):
+        return tune(task, solver, key, data, base.personalize(key, state, data))
+
+    return Algorithm(base.init, base.round, personalize)

@@ -1,0 +1,113 @@
+"""SCAFFOLD (Karimireddy et al. 2020, Algorithm 1): control variates correct the drift of the clients."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedamp_jax import checks, stacked
+from fedamp_jax.algorithms.fedavg import average, mixed_stats
+from fedamp_jax.local import Local, Solver, batch_width, for_each_client, full_gradient, solve
+from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
+
+
+class ScaffoldState(NamedTuple):
+    """The server's and the clients' variates.
+
+    Attributes:
+        params: the global parameters x.
+        control: the server's control variate c, a tree like `params`.
+        controls: the clients' c_i, leaves `[M, ...]`.
+        clients: `Variables [M]`, each client's model after its last local training, y_i.
+        round: `[]` int32.
+    """
+
+    params: PyTree
+    control: PyTree
+    controls: PyTree
+    clients: Variables
+    round: Array
+
+
+def scaffold(
+    task: Task,
+    solver: Solver,
+    *,
+    learning_rate: Any = 1e-2,
+    global_step: Any = 1.0,
+    option: str = "II",
+    personal: str = "local",
+    stats: str = "mix",
+) -> Algorithm:
+    """SCAFFOLD: local steps `y -= learning_rate (g_i(y) - c_i + c)` from the global model x.
+
+    Args:
+        task: the model.
+        solver: epochs, batch size and chunk. Its optimizer is not used: the method is plain SGD.
+        learning_rate: eta_l, greater than 0; the FedAMP paper found 1e-2 best (Appendix C).
+        global_step: eta_g, greater than 0; 1 in the FedAMP paper.
+        option: how a client renews its variate: `"II"`, `c_i - c + (x - y_i) / (K eta_l)`, or `"I"`, the gradient of
+            all its data at x.
+        personal: the models to use: each client's own after local training (`"local"`), or the global one (`"global"`).
+            The FedAMP paper's tables count SCAFFOLD among the personalized methods.
+        stats: BatchNorm statistics are averaged (`"mix"`) or each client's own (`"local"`).
+
+    Returns:
+        The `Algorithm`. Means over the clients online are uniform, as published.
+
+    Raises:
+        ValueError: a number out of range, or an unknown option.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.scaffold(task, fedamp_jax.Solver(optax.sgd(1e-2)), learning_rate=1e-2)
+    """
+    checks.number("learning_rate", learning_rate, low=0)
+    checks.number("global_step", global_step, low=0)
+    checks.choice("option", option, ("I", "II"))
+    checks.choice("personal", personal, ("local", "global"))
+    checks.choice("stats", stats, ("mix", "local"))
+    sgd = Solver(lambda k: optax.sgd(checks.at_round(learning_rate, k)), solver.epochs, solver.batch_size, chunk=solver.chunk)
+
+    def init(key, data):
+        start, m = task.init(key), data.y.shape[0]
+        zero = jax.tree.map(jnp.zeros_like, start.params)
+        clients = stacked.broadcast(start, m)
+        return ScaffoldState(start.params, zero, stacked.broadcast(zero, m), clients, jnp.zeros((), jnp.int32))
+
+    def round(key, state, data):
+        x, c, k = state.params, state.control, state.round
+
+        def local(key, client, epochs, mine):
+            c_i, last = mine
+            begin = Variables(x, last.stats)
+            shift = jax.tree.map(jnp.subtract, c, c_i)
+            result, loss = solve(task, sgd, key, client, begin, epochs=epochs, k=k, correction=shift)
+            y = result.variables
+            if option == "I":
+                new, _, _ = full_gradient(task, sgd, key, client, begin)
+            else:
+                width = batch_width(sgd, client)
+                steps = epochs * ((client.size + width - 1) // width)  # K
+                rate = checks.at_round(learning_rate, k) * jnp.maximum(steps, 1).astype(jnp.float32)
+                new = jax.tree.map(lambda a, b, d: (a - b) / rate - d, x, y.params, shift)
+            return (new, y), loss
+
+        (controls, clients), info = for_each_client(sgd, key, data, local, (state.controls, state.clients))
+        counts = (data.online & ~info.rejected).astype(jnp.float32)  # the clients of S, all alike
+        change = jax.tree.map(jnp.subtract, controls, state.controls)
+        present = jnp.mean(counts)  # |S| / M; of the others the variates did not change
+        control = jax.tree.map(lambda a, d: a + present * d, c, stacked.mean(counts, change))
+        step = checks.at_round(global_step, k)
+        mean = average(counts, clients.params, x)
+        params = jax.tree.map(lambda a, b: a + step * (b - a), x, mean)
+        clients = clients._replace(stats=mixed_stats(stats, counts, clients.stats, state.clients.stats))
+        return ScaffoldState(params, control, controls, clients, k + 1), info
+
+    def personalize(key, state, data):
+        if personal == "local":
+            return state.clients
+        return Variables(stacked.broadcast(state.params, data.y.shape[0]), state.clients.stats)
+
+    return Algorithm(init, round, personalize)

@@ -1,0 +1,33 @@
+"""Data: real sets by name (`load`), who gets what (`partition`), and clients of any size as one `Data` (`from_...`).
+
+The usual road has three steps, and each one can be replaced by your own:
+
+>>> from fedamp_jax import data
+>>> digits = data.load("digits")
+>>> part = data.partition.practical(digits.y_train, digits.y_test, data.partition.practical_groups("digits"), seed=0)
+>>> train = data.from_indices(digits.x_train, digits.y_train, part.train, classes=digits.classes)
+>>> test = data.from_indices(digits.x_test, digits.y_test, part.test, classes=digits.classes)
+>>> data.check_pair(train, test)
+>>> train.x.shape, train.x.dtype.name, train.size[::4].tolist()
+((20, 70, 8, 8), 'uint8', [70, 60, 50, 40, 30])
+"""
+
+from fedamp_jax.data import partition
+from fedamp_jax.data.federations import SETTINGS, Federation, federation
+from fedamp_jax.data.sources import NAMES, Omniglot, Source, load
+from fedamp_jax.data.stack import check_pair, from_indices, from_lists, from_table
+
+__all__ = [
+    "NAMES",
+    "SETTINGS",
+    "Federation",
+    "Omniglot",
+    "Source",
+    "check_pair",
+    "federation",
+    "from_indices",
+    "from_lists",
+    "from_table",
+    "load",
+    "partition",
+]

@@ -1,0 +1,288 @@
+"""The loop: one compiled round, evaluation, and `run`, which repeats them and keeps the books."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedamp_jax import checks
+from fedamp_jax.checkpoint import Checkpoints
+from fedamp_jax.local import chunk_size
+from fedamp_jax.types import Algorithm, Array, Data, Info, Task, Variables
+
+_EXAMPLES = 256  # of one client, evaluated at once: bounds the memory of activations
+
+
+class NegativeSelfWeightError(ValueError):
+    """Eq. 5 with this alpha gives a client a negative weight on its own model.
+
+    Attributes:
+        state: the algorithm's state; the models in it are unchanged by the round that was refused.
+    """
+
+    state: Any = None
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
+    return algorithm.round(key, state, data)
+
+
+def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
+    """One communication round, compiled on the first call and then reused.
+
+    Args:
+        algorithm: static; keep one object, as every new one compiles anew.
+        state: what `algorithm.init` or the last round returned. Its buffers are given away: use the new state.
+        data: the training data; `data.online` says who takes part.
+        key: a PRNG key for this round, such as `jax.random.fold_in(key, k)`.
+
+    Returns:
+        The new state, and `Info`.
+
+    Raises:
+        NegativeSelfWeightError: FedAMP without `self_weight` and with too large an alpha. The error's `state` replaces
+            the one given away.
+
+    >>> import jax, optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> solver = fedamp_jax.Solver(optax.adam(1e-3), epochs=1)
+    >>> algorithm = fedamp_jax.fedamp(task, solver, sigma=10.0, self_weight=1 / 4)
+    >>> key = jax.random.key(0)
+    >>> state = algorithm.init(key, train)
+    >>> state, info = fedamp_jax.round(algorithm, state, train, jax.random.fold_in(key, 0))
+    >>> info.xi.shape
+    (20, 20)
+    """
+    state, info = _round(algorithm, state, data, key)
+    if info.xi is not None:
+        own = np.asarray(jnp.diagonal(info.xi))
+        if (own < 0).any():
+            worst = int(np.argmin(own))
+            error = NegativeSelfWeightError(
+                f"client {int(data.id[worst])}'s self weight xi_ii = 1 - sum_j xi_ij is {own[worst]:.4g}, so its cloud "
+                f"model would be no convex combination. Either make alpha at least {1 - own[worst]:.4g} times smaller, "
+                "or give self_weight (Appendix C: 1 / (N_i + 1)), which normalises the other weights to 1 - xi_ii."
+            )
+            error.state = state
+            raise error
+    return state, info
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def evaluate(task: Task, variables: Variables, data: Data) -> Array:
+    """Each client's accuracy on its own data.
+
+    Args:
+        task: the model.
+        variables: `[M, ...]`, such as `algorithm.personalize(key, state, train)` gives.
+        data: examples of the same M clients. Who is offline is evaluated too.
+
+    Returns:
+        `[M]` float32 in 0..1.
+
+    >>> import jax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 20))
+    >>> fedamp_jax.evaluate(task, models, test).shape
+    (20,)
+    """
+    m, n = data.y.shape
+    block = min(n, _EXAMPLES)
+    blocks = -(-n // block)
+
+    def one(row: tuple[Variables, Data]) -> Array:
+        variables, client = row
+
+        def count(b: Array, correct: Array) -> Array:
+            rows = b * block + jnp.arange(block)
+            logits = task.predict(variables, client.x.at[rows].get(mode="clip"))
+            own = jnp.arange(logits.shape[-1])[None] < client.classes
+            hit = jnp.argmax(jnp.where(own, logits, -jnp.inf), axis=-1) == client.y.at[rows].get(mode="clip")
+            return correct + jnp.sum(hit & (rows < client.size), dtype=jnp.int32)
+
+        correct = jax.lax.fori_loop(0, blocks, count, jnp.zeros((), jnp.int32))
+        return correct.astype(jnp.float32) / client.size.astype(jnp.float32)
+
+    parameters = sum(a.size for a in jax.tree.leaves(variables.params)) // m
+    return jax.lax.map(one, (variables, data), batch_size=chunk_size(None, m, parameters))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
+    return evaluate(task, algorithm.personalize(key, state, train), test)
+
+
+def sample_online(key: Array, m: int, participation: float = 1.0, drop_rate: float = 0.0) -> Array:
+    """Who takes part in a round: `participation` of the clients are invited, `drop_rate` of those drop out.
+
+    Args:
+        key: a PRNG key.
+        m: number of clients.
+        participation: share in (0, 1]; a whole number of clients, at least one, drawn without replacement.
+        drop_rate: share in [0, 1) of the invited that drop out, a whole number of clients.
+
+    Returns:
+        `[m]` bool.
+
+    Raises:
+        ValueError: if a share is out of range.
+
+    >>> int(sample_online(jax.random.key(0), 100, participation=0.2, drop_rate=0.5).sum())
+    10
+    """
+    _check_shares(participation, drop_rate)
+    invited = max(1, int(np.round(participation * m)))
+    staying = invited - int(np.round(drop_rate * invited))
+    rank = jnp.argsort(jax.random.permutation(key, m))
+    return rank < staying
+
+
+def _check_shares(participation: float, drop_rate: float) -> None:
+    checks.number("participation", participation, low=0, high=1)
+    if not 0 <= drop_rate < 1:
+        raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate}")
+
+
+@dataclasses.dataclass
+class Run:
+    """What `run` leaves behind.
+
+    Attributes:
+        state: the algorithm's last state.
+        rounds: evaluated rounds, 1-based; K of them below.
+        accuracy: `[K, M]` float32 in 0..1, each client's test accuracy.
+        loss: `[K]` mean training loss of those who trained; NaN if nobody did.
+        rejected: `[M]` int, how often each client's update was thrown away.
+        observed: what `observe` returned, a list of K numbers per name.
+        xi: `[M, M]`, the last round's weights, or None.
+        seconds: wall-clock seconds of rounds and evaluations, the first round's compilation included.
+        first_seconds: seconds of the first round and evaluation alone, which compile.
+    """
+
+    state: Any
+    rounds: list[int] = dataclasses.field(default_factory=list)
+    accuracy: np.ndarray | None = None
+    loss: list[float] = dataclasses.field(default_factory=list)
+    rejected: np.ndarray | None = None
+    observed: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    xi: np.ndarray | None = None
+    seconds: float = 0.0
+    first_seconds: float = 0.0
+
+
+def run(
+    task: Task,
+    algorithm: Algorithm,
+    train: Data,
+    test: Data,
+    *,
+    rounds: int,
+    seed: int = 0,
+    participation: float = 1.0,
+    drop_rate: float = 0.0,
+    evaluate_every: int = 1,
+    observe: Callable[[Info], dict[str, float]] | None = None,
+    progress: bool = True,
+    label: str = "rounds",
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int = 10,
+    fingerprint: dict[str, Any] | None = None,
+) -> Run:
+    """Train for `rounds` rounds and evaluate the personal models.
+
+    Args:
+        task: the model.
+        algorithm: the method.
+        train: training data.
+        test: test data of the same clients.
+        rounds: communication rounds, at least 1.
+        seed: of everything random: initial model, shuffles, who takes part.
+        participation: share of the clients invited each round, in (0, 1].
+        drop_rate: share of the invited that drop out, in [0, 1).
+        evaluate_every: evaluate after every that many rounds, and after the last.
+        observe: `Info -> {name: number}`, called at each evaluation; collected in `Run.observed`.
+        progress: draw a progress bar.
+        label: its label.
+        checkpoint_dir: save state and history there, and go on from the newest checkpoint found there.
+        checkpoint_every: rounds between checkpoints.
+        fingerprint: settings that a checkpoint must have been made with; another's is refused.
+
+    Returns:
+        A `Run`.
+
+    Raises:
+        ValueError: bad arguments, data that do not match, a checkpoint of other settings.
+        NegativeSelfWeightError: see `round`.
+
+    >>> import optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.separate(task, fedamp_jax.Solver(optax.adam(1e-3), epochs=1))
+    >>> result = fedamp_jax.run(task, algorithm, train, test, rounds=2, progress=False)
+    >>> result.accuracy.shape
+    (2, 20)
+    """
+    from fedamp_jax.data import check_pair
+
+    checks.whole("rounds", rounds, low=1)
+    checks.whole("evaluate_every", evaluate_every, low=1)
+    _check_shares(participation, drop_rate)
+    check_pair(train, test)
+    key = jax.random.key(seed)
+    m = train.y.shape[0]
+    online = jax.jit(lambda k: train.online & sample_online(k, m, participation, drop_rate))
+
+    result = Run(algorithm.init(key, train), accuracy=np.zeros((0, m), np.float32), rejected=np.zeros(m, int))
+    saved = Checkpoints(checkpoint_dir, fingerprint) if checkpoint_dir is not None else None
+    done = saved.restore(result) if saved else 0
+
+    with _bar(progress) as bar:
+        line = bar.add_task(label, total=rounds, completed=done, note="")
+        for k in range(done, rounds):
+            began = time.perf_counter()
+            key_online, key_round, key_use = jax.random.split(jax.random.fold_in(key, k), 3)
+            taking_part = train._replace(online=online(key_online))
+            result.state, info = round(algorithm, result.state, taking_part, key_round)
+            result.rejected += np.asarray(info.rejected)
+            note = ""
+            if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
+                accuracy = np.asarray(_personal_accuracy(task, algorithm, key_use, result.state, train, test))
+                _record(result, k + 1, accuracy, info, observe)
+                note = f"{100 * accuracy.mean():.2f} %"
+            took = time.perf_counter() - began
+            result.seconds += took
+            result.first_seconds = result.first_seconds or took
+            bar.update(line, advance=1, **({"note": note} if note else {}))
+            if saved and ((k + 1) % checkpoint_every == 0 or k + 1 == rounds):
+                saved.save(k + 1, result)
+    if saved:
+        saved.close()
+    return result
+
+
+def _record(result: Run, k: int, accuracy: np.ndarray, info: Info, observe: Callable | None) -> None:
+    """Add one evaluation to the books."""
+    trained = (np.asarray(info.epochs) > 0) & ~np.asarray(info.rejected)
+    result.rounds.append(k)
+    result.accuracy = np.concatenate([result.accuracy, accuracy[None]])
+    result.loss.append(float(np.asarray(info.loss)[trained].mean()) if trained.any() else float("nan"))
+    result.xi = None if info.xi is None else np.asarray(info.xi)
+    for name, value in (observe(info) if observe else {}).items():
+        result.observed.setdefault(name, []).append(float(value))
+
+
+def _bar(shown: bool) -> Progress:
+    """A progress bar that also shows the last accuracy."""
+    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+               TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
+    return Progress(*columns, disable=not shown)

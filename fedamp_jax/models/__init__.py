@@ -1,0 +1,2 @@
+"""Models."""
+from fedamp_jax.models.task import cross_entropy, from_linen

@@ -1,0 +1,120 @@
+"""Operations on trees with a leading client axis: the server's side of every method.
+
+A stacked tree holds one model per client: every leaf is `[M, ...]`. Nothing here copies the stack: each leaf is
+contracted where it lies, so that `W [M, D]` never exists a second time as one flat matrix.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.types import Array, PyTree
+
+# Parameters per step of the distance sum: the slice of all clients ([M, 1024] float32) stays in a CPU's second-level
+# cache. Measured for 100 clients x 1,663,370 parameters on two cores: 1.3 s with 1024, 2.4 s with 256, 1.5 s with 4096.
+_BLOCK = 1024
+
+
+def clients(tree: PyTree) -> int:
+    """Number of clients `M` of a stacked tree."""
+    return jax.tree.leaves(tree)[0].shape[0]
+
+
+def broadcast(tree: PyTree, m: int) -> PyTree:
+    """The same model for each of `m` clients: leaves `[...]` become `[m, ...]`."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a[None], (m, *a.shape)), tree)
+
+
+def per_client(mask: Array, leaf: Array) -> Array:
+    """Reshape `mask [M]` so that it broadcasts against `leaf [M, ...]`."""
+    return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
+
+
+def where(mask: Array, a: PyTree, b: PyTree) -> PyTree:
+    """Rows of `a` where `mask [M]` holds, else rows of `b`. Selects, so a NaN on the other side goes nowhere."""
+    return jax.tree.map(lambda x, y: jnp.where(per_client(mask, x), x, y), a, b)
+
+
+def mix(weights: Array, tree: PyTree) -> PyTree:
+    """`u_i = sum_j weights[i, j] w_j`: all cloud models in one contraction (Huang et al. 2021, Eq. 5).
+
+    Args:
+        weights: `[M, M]` float32, rows receive.
+        tree: leaves `[M, ...]` float32.
+
+    Returns:
+        A tree of the same shapes. Always in full float32, whatever matmul precision training uses: an error here moves
+        every client's model.
+
+    >>> mix(jnp.array([[0.5, 0.5], [0.0, 1.0]]), {"w": jnp.array([[2.0], [4.0]])})["w"].tolist()
+    [[3.0], [4.0]]
+    """
+    return jax.tree.map(lambda a: jnp.einsum("ij,j...->i...", weights, a, precision="highest"), tree)
+
+
+def mean(weights: Array, tree: PyTree) -> PyTree:
+    """`sum_i weights[i] w_i / sum_i weights[i]`: leaves `[M, ...]` become `[...]`.
+
+    With all weights zero the result is zero, never NaN: the caller decides what "nobody came" means.
+    """
+    total = jnp.sum(weights)
+    share = weights / jnp.where(total > 0, total, jnp.ones_like(total))
+    return jax.tree.map(lambda a: jnp.einsum("i,i...->...", share, a, precision="highest"), tree)
+
+
+def _pairwise(leaf: Array, scale: Array) -> Array:
+    """`[M, M]` sums over the parameters of one leaf of `(scale_i w_i - scale_j w_j)^2`."""
+    flat = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
+    width = flat.shape[1]
+
+    def block(start: Array | int, size: int) -> Array:
+        rows = jax.lax.dynamic_slice_in_dim(flat, start, size, axis=1) * scale[:, None]
+        return jnp.sum(jnp.square(rows[:, None] - rows[None]), axis=-1)
+
+    whole = width // _BLOCK
+    total = jnp.zeros((flat.shape[0],) * 2, jnp.float32)
+    if whole:
+        total = jax.lax.fori_loop(0, whole, lambda i, acc: acc + block(i * _BLOCK, _BLOCK), total)
+    return total + block(whole * _BLOCK, width - whole * _BLOCK) if width % _BLOCK else total
+
+
+def sq_dists(tree: PyTree, scale: Array | None = None) -> Array:
+    """Squared Euclidean distances between all clients' models, `d2[i, j] = ||w_i - w_j||^2`.
+
+    Differences are taken before squaring. The usual `|a|^2 + |b|^2 - 2ab` loses everything when clients nearly
+    coincide, and that is just where `exp(-d2 / sigma)` decides who collaborates. Block by block through the cache this
+    is also the faster way: the Gram matrix took three times as long on two CPU cores.
+
+    Args:
+        tree: leaves `[M, ...]`.
+        scale: `[M]` float32 factor of each client's model, or None for 1.
+
+    Returns:
+        `[M, M]` float32, symmetric, never negative, diagonal exactly 0.
+
+    >>> sq_dists({"w": jnp.array([[0.0, 0.0], [3.0, 4.0]])}).tolist()
+    [[0.0, 25.0], [25.0, 0.0]]
+    """
+    m = clients(tree)
+    scale = jnp.ones((m,), jnp.float32) if scale is None else scale
+    return sum((_pairwise(leaf, scale) for leaf in jax.tree.leaves(tree)), jnp.zeros((m, m), jnp.float32))
+
+
+def cosines(tree: PyTree) -> Array:
+    """Cosine similarity between all clients' models, `[M, M]` float32, diagonal 1 (Eq. 8).
+
+    Computed as `1 - ||a/|a| - b/|b|||^2 / 2`: models of one federation have cosines within 0.99..1, and sigma up to 100
+    multiplies what is left, so the difference from 1 must be exact, not the cosine. A model that is zero everywhere
+    has cosine 1/2 with any other, as its direction is undefined.
+
+    >>> round(float(cosines({"w": jnp.array([[1.0, 0.0], [1.0, 1.0]])})[0, 1]), 4)
+    0.7071
+    """
+    norm2 = sum(jnp.sum(jnp.square(a.reshape(a.shape[0], -1).astype(jnp.float32)), axis=1) for a in jax.tree.leaves(tree))
+    inverse = jnp.where(norm2 > 0, jax.lax.rsqrt(jnp.where(norm2 > 0, norm2, jnp.ones_like(norm2))), 0.0)
+    return 1.0 - sq_dists(tree, inverse) / 2.0
+
+
+def all_finite(tree: PyTree) -> Array:
+    """True if every number of ONE client's tree is finite; `[]` bool."""
+    checks = [jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating)]
+    return jnp.all(jnp.stack(checks)) if checks else jnp.asarray(True)

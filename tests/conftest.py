@@ -1,0 +1,20 @@
+"""Strict everywhere: no silent promotion of dtypes or ranks, warnings are errors, eight CPU devices."""
+
+import os
+
+# Most of the suite's time is LLVM optimising programs that run for a millisecond. Set before jax reads it.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache_folder(tmp_path, monkeypatch):
+    """No test reads or writes the user's cache of data sets."""
+    monkeypatch.setenv("FEDAMP_JAX_CACHE", str(tmp_path / "cache"))
+    assert os.environ["FEDAMP_JAX_CACHE"]

@@ -1,0 +1,201 @@
+"""Attention weights and the mixing, against float64 NumPy and against `jax.grad`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedamp_jax
+from fedamp_jax import Solver, attention, stacked
+from tests.oracles import attention as oracle
+from tests.registry import federation, run_rounds, tiny_task
+
+ALL = {"neg_exp": attention.neg_exp, "scad": attention.scad, "mcp": attention.mcp}
+M = 12
+
+
+def random_models(spread: float, clusters: int = 1, seed: int = 0):
+    """Stacked trees of odd shapes: `clusters` centres of norm about 60, models `spread` apart around them."""
+    rng = np.random.default_rng(seed)
+    shapes = {"a": (37, 41), "b": (1031,), "c": (3, 5, 7), "d": ()}
+    centre = [{k: rng.normal(size=s) for k, s in shapes.items()} for _ in range(clusters)]
+    models = [{k: centre[i % clusters][k] + spread * rng.normal(size=s) for k, s in shapes.items()} for i in range(M)]
+    # What the engine gets are float32 numbers, so the truth starts from those.
+    models = [jax.tree.map(lambda a: np.asarray(a, np.float32).astype(np.float64), m) for m in models]
+    return models, jax.tree.map(lambda *a: jnp.array(np.stack(a), jnp.float32), *models)
+
+
+FAR, NEAR, CLUSTERS = (1.0, 1), (1e-4, 1), (1e-4, 3)
+world = pytest.mark.parametrize("kind", [FAR, NEAR, CLUSTERS], ids=["random", "nearly coincide", "tight clusters"])
+
+
+def d2_of(models):
+    flat = np.stack([oracle.flatten(m) for m in models])
+    return ((flat[:, None] - flat[None]) ** 2).sum(-1)
+
+
+@world
+def test_distances(kind):
+    """1e-5 relative, whatever the spread. Failed with the Gram matrix, centred or not: clusters of 1e-4 were noise."""
+    models, tree = random_models(*kind)
+    got = np.asarray(stacked.sq_dists(tree))
+    np.testing.assert_allclose(got, d2_of(models), rtol=1e-5)
+    assert (np.diag(got) == 0).all() and (got >= 0).all() and np.array_equal(got, got.T)
+
+
+@world
+def test_cosines(kind):
+    """sigma = 100 times the error must stay below 1e-4. Failed with products of float32 sums."""
+    models, tree = random_models(*kind)
+    flat = np.stack([oracle.flatten(m) for m in models])
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+    np.testing.assert_allclose(stacked.cosines(tree), flat @ flat.T, atol=3e-7)
+
+
+@world
+@pytest.mark.parametrize("slope", ALL)
+@pytest.mark.parametrize("own", [None, 0.25])
+def test_fedamp_weights_and_cloud(kind, slope, own):
+    """xi and U within 1e-5 of float64. Failed with sigma on the distance instead of its square."""
+    models, tree = random_models(*kind)
+    off = d2_of(models)[~np.eye(M, dtype=bool)]
+    sigma = float(np.median(off))
+    alpha = 0.01 * sigma
+    online = jnp.ones(M, bool)
+    xi = attention.fedamp_weights(
+        tree, online, online, sigma=jnp.float32(sigma), alpha=jnp.float32(alpha), slope=ALL[slope],
+        self_weight=None if own is None else jnp.float32(own),
+    )  # fmt: skip
+    expected = oracle.weights(models, sigma=sigma, alpha=alpha, kind=slope, self_weight=own)
+    np.testing.assert_allclose(xi, expected, rtol=1e-5 if sigma < 100 else 2e-5, atol=1e-9)
+    np.testing.assert_allclose(np.asarray(xi).sum(1), 1, rtol=1e-6)
+    cloud = stacked.mix(xi, tree)
+    for i, u in enumerate(oracle.cloud(expected, models)):
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-5, atol=1e-5), cloud, u)
+
+
+@world
+@pytest.mark.parametrize("sigma", [1.0, 25.0, 100.0])
+def test_heurfedamp_weights(kind, sigma):
+    """Eq. 8 in float64. Failed without the softmax's maximum taken off (overflow at sigma = 100)."""
+    models, tree = random_models(*kind)
+    online = jnp.ones(M, bool)
+    xi = attention.heurfedamp_weights(tree, online, online, sigma=jnp.float32(sigma), self_weight=jnp.float32(0.1))
+    expected = oracle.heuristic_weights(models, sigma=sigma, self_weight=0.1)
+    np.testing.assert_allclose(xi, expected, rtol=1e-5 if sigma < 100 else 2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("slope", ALL)
+def test_equation_5_is_half_a_step_on_equation_3(slope):
+    """U = W - alpha/2 grad A(W): Eq. 5 leaves out the 2 of the chain rule. Failed against a full step.
+
+    A is written here from its definition, the gradient is `jax.grad`'s.
+    """
+    _, tree = random_models(1.0)
+    sigma, alpha = 2.0 * float(stacked.sq_dists(tree).max()), 50.0
+    flat = jnp.concatenate([a.reshape(M, -1) for a in jax.tree.leaves(tree)], axis=1)
+
+    def big_a(t):
+        if slope == "neg_exp":
+            return 1 - jnp.exp(-t / sigma)
+        if slope == "mcp":
+            return t / sigma - t**2 / (4 * sigma**2)
+        return t / sigma  # scad up to sigma
+
+    def regulariser(w):
+        return sum(big_a(jnp.sum((w[i] - w[j]) ** 2)) for i in range(M) for j in range(i + 1, M))
+
+    online = jnp.ones(M, bool)
+    xi = attention.fedamp_weights(
+        tree, online, online, sigma=jnp.float32(sigma), alpha=jnp.float32(alpha), slope=ALL[slope]
+    )
+    moved = xi @ flat - flat
+    np.testing.assert_allclose(moved, -alpha / 2 * jax.grad(regulariser)(flat), rtol=2e-3, atol=2e-5)
+    assert float(jnp.abs(moved).max()) > 1e-2
+
+
+def test_who_hears_whom():
+    """Offline clients neither send nor hear; with nobody to hear a client keeps to itself. Failed with hears and sends swapped."""
+    _, tree = random_models(1.0)
+    hears = jnp.arange(M) < 3
+    kw = {"sigma": jnp.float32(1e3), "alpha": jnp.float32(1.0), "self_weight": jnp.float32(0.5)}
+    xi = np.asarray(attention.fedamp_weights(tree, hears, hears, **kw))
+    assert (xi[3:] == np.eye(M)[3:]).all() and (xi[:3, 3:] == 0).all()
+    np.testing.assert_allclose(xi[:3].sum(1), 1, rtol=1e-6)
+    stale = np.asarray(attention.fedamp_weights(tree, hears, jnp.ones(M, bool), **kw))
+    assert (stale[:3, 3:] > 0).all() and (stale[3:] == np.eye(M)[3:]).all()
+    alone = np.asarray(attention.fedamp_weights(tree, jnp.arange(M) == 0, jnp.arange(M) == 0, **kw))
+    assert (alone == np.eye(M)).all()
+    out_of_reach = np.asarray(attention.fedamp_weights(tree, hears, hears, **{**kw, "sigma": jnp.float32(1e-3)}, slope=attention.mcp))
+    assert (out_of_reach == np.eye(M)).all()
+
+
+def test_far_clients_keep_their_ranking():
+    """exp(-d2 / sigma) is 0 for all, yet the normalised weights find the nearest. Failed with plain exponentials (0 / 0)."""
+    tree = {"w": jnp.array([[0.0], [100.0], [101.0], [300.0]])}
+    online = jnp.ones(4, bool)
+    xi = attention.fedamp_weights(tree, online, online, sigma=jnp.float32(1), alpha=jnp.float32(1), self_weight=jnp.float32(0))
+    assert int(jnp.argmax(xi[0])) == 1 and np.isfinite(xi).all()
+
+
+def test_the_penalty_reaches_the_weights():
+    """FedAMP with lam > 0 ends where Separate does not, and the nearer to the cloud models the larger lam is.
+
+    Fails on a penalty computed from detached tensors, whose FedAMP is local training bit for bit: that was tried here
+    by stopping the gradient of the penalty. Both start from w_i, so the penalty is all that differs.
+    """
+    data, task, solver = federation(), tiny_task(), Solver(optax.sgd(0.05), epochs=3, batch_size=4)
+    key = jax.random.key(1)
+
+    def params(algorithm):
+        state, _ = run_rounds(algorithm, data, 1)
+        return np.concatenate([np.asarray(a).reshape(8, -1) for a in jax.tree.leaves(state.clients.variables.params)], 1)
+
+    def amp(lam):
+        return fedamp_jax.fedamp(task, solver, sigma=50.0, self_weight=0.2, alpha=1.0, lam=lam, start="personal", common_init=False)
+
+    alone = params(fedamp_jax.separate(task, solver, common_init=False))
+    start = amp(0.0).init(key, data).clients.variables.params
+    online = jnp.ones(8, bool)
+    xi = attention.fedamp_weights(start, online, online, sigma=jnp.float32(50), alpha=jnp.float32(1), self_weight=jnp.float32(0.2))
+    cloud = np.concatenate([np.asarray(a).reshape(8, -1) for a in jax.tree.leaves(stacked.mix(xi, start))], 1)
+    np.testing.assert_allclose(params(amp(0.0)), alone, atol=1e-6)
+    gaps = [np.linalg.norm(params(amp(lam)) - cloud) for lam in (0.0, 0.1, 1.0, 5.0)]
+    assert gaps[0] > 1.02 * gaps[1] and gaps[1] > 1.1 * gaps[2] and gaps[2] > 1.1 * gaps[3]
+
+
+def test_a_negative_self_weight_stops_with_client_value_and_ways_out():
+    """Failed when the round went on with a cloud model that was no convex combination."""
+    data, task = federation(), tiny_task()
+    algorithm = fedamp_jax.fedamp(task, Solver(optax.sgd(0.1), epochs=1), sigma=1.0, self_weight=None, alpha=1e4)
+    state = algorithm.init(jax.random.key(0), data)
+    before = [np.asarray(a) for a in jax.tree.leaves(state.clients)]
+    with pytest.raises(fedamp_jax.NegativeSelfWeightError, match=r"client \d.*-\d.*alpha at least.*times smaller.*self_weight") as error:
+        fedamp_jax.round(algorithm, state, data, jax.random.key(0))
+    for a, b in zip(before, jax.tree.leaves(error.value.state.clients), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_sweep_is_one_program():
+    """Building the algorithm from a tracer under `vmap` equals one run per sigma. Failed when sigma was made a Python float."""
+    data, task, solver = federation(), tiny_task(), Solver(optax.sgd(0.1), epochs=1, batch_size=4)
+    key = jax.random.key(0)
+
+    def final(sigma):
+        algorithm = fedamp_jax.fedamp(task, solver, sigma=sigma, self_weight=0.2, common_init=False)
+        state = algorithm.init(key, data)
+        for k in range(2):
+            state, _ = algorithm.round(jax.random.fold_in(key, k), state, data)
+        return state.clients.variables.params["head"]["kernel"]
+
+    sigmas = jnp.array([0.5, 5.0, 50.0])
+    together = jax.jit(jax.vmap(final))(sigmas)
+    apart = jnp.stack([final(s) for s in [0.5, 5.0, 50.0]])
+    np.testing.assert_allclose(together, apart, rtol=2e-5, atol=1e-6)
+    assert float(jnp.abs(apart[0] - apart[2]).max()) > 1e-3
+
+
+def test_mean_of_nobody_is_zero_and_nan_free():
+    """Failed with a division by the sum of weights."""
+    assert stacked.mean(jnp.zeros(2), {"w": jnp.ones((2, 3))})["w"].tolist() == [0, 0, 0]

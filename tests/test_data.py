@@ -1,0 +1,209 @@
+"""`fedamp_jax.data.stack`: ragged clients as one `Data`, and every mistake refused by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedamp_jax import data
+
+
+def clients(sizes=(3, 1, 2), shape=(4,), dtype=np.float32, seed=0):
+    """One `(xs, ys)` of clients of `sizes`, no value of x being 0, so that padding shows."""
+    rng = np.random.default_rng(seed)
+    xs = [(rng.integers(1, 200, (n, *shape))).astype(dtype) for n in sizes]
+    return xs, [rng.integers(0, 5, n) for n in sizes]
+
+
+def test_from_lists_keeps_every_example_and_pads_with_zeros():
+    """Seen to fail when rows beyond `size` were left as `np.empty`, and when clients were filled from the right."""
+    xs, ys = clients(sizes=(3, 1, 7))
+    packed = data.from_lists(xs, ys)
+    assert packed.x.shape == (3, 7, 4) and packed.size.tolist() == [3, 1, 7]
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        np.testing.assert_array_equal(packed.x[i, : len(x)], x)
+        np.testing.assert_array_equal(packed.y[i, : len(y)], y)
+        assert not np.asarray(packed.x[i, len(x) :]).any() and not np.asarray(packed.y[i, len(y) :]).any()
+
+
+def test_every_field_has_the_dtype_of_the_contract():
+    """Seen to fail when labels kept NumPy's int64, and when `online` was left out."""
+    packed = data.from_lists(*clients())
+    assert all(isinstance(leaf, jax.Array) for leaf in packed)
+    assert [leaf.dtype.name for leaf in packed] == ["float32", "int32", "int32", "int32", "int32", "bool"]
+    assert packed.id.tolist() == [0, 1, 2] and packed.online.tolist() == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [(np.uint8, "uint8"), (np.float64, "float32"), (np.float16, "float32"), (np.int64, "float32"), (bool, "float32"),
+     (np.uint16, "float32"), (jnp.bfloat16, "float32")],
+)  # fmt: skip
+def test_only_uint8_stays_an_integer(dtype, kept):
+    """Seen to fail when int64 features were passed on (a model would have scaled them by 1/255 like an image)."""
+    xs, ys = clients(dtype=dtype)
+    packed = data.from_lists(xs, ys)
+    assert packed.x.dtype == kept
+    np.testing.assert_array_equal(packed.x[0], np.asarray(xs[0], kept))
+
+
+def test_classes_are_shared_given_or_one_per_client():
+    """Seen to fail when None gave each client its own highest label + 1: heads of FedAvg would differ in size."""
+    xs, ys = [np.ones((2, 1))] * 2, [[0, 1], [4, 2]]
+    assert data.from_lists(xs, ys).classes.tolist() == [5, 5]
+    assert data.from_lists(xs, ys, classes=10).classes.tolist() == [10, 10]
+    assert data.from_lists(xs, ys, classes=[2, 7]).classes.tolist() == [2, 7]
+    again = data.from_lists(xs, ys, classes=jnp.array([2, 7], jnp.int32))
+    assert again.classes.tolist() == [2, 7] and again.classes.dtype == jnp.int32
+
+
+def test_from_indices_is_from_lists_of_the_rows():
+    """Seen to fail when sorted rows replaced the given ones."""
+    rng = np.random.default_rng(1)
+    x, y = rng.integers(0, 255, (9, 2, 2)).astype(np.uint8), rng.integers(0, 3, 9)
+    rows = [np.array([4, 0, 8]), [2], np.array([5, 1], np.uint16)]
+    a, b = data.from_indices(x, y, rows), data.from_lists([x[r] for r in rows], [y[r] for r in rows])
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [["Zürich", "Bern", "Zürich", "東京"], np.array([7, 3, 7, 12]), [("a", 1), ("a", 0), ("a", 1), ("b", 0)],
+     np.array([7, "x", 7, "7"], object), [1, "1", 1, 2.5]],
+    ids=["unicode", "ints", "tuples", "objects", "mixed"],
+)  # fmt: skip
+def test_from_table_groups_rows_by_any_hashable_name(column):
+    """Seen to fail when np.unique made one client of 1 and "1", and on tuples, which NumPy takes for a second axis."""
+    x = np.arange(8.0).reshape(4, 2)
+    packed, names = data.from_table(x, [0, 1, 1, 0], column)
+    plain = column.tolist() if isinstance(column, np.ndarray) else column
+    assert len(names) == 3 and set(names) == set(plain)
+    for i, name in enumerate(names):
+        mine = [row for row, of in enumerate(plain) if of == name]
+        np.testing.assert_array_equal(packed.x[i, : len(mine)], x[mine])
+    assert packed.size.tolist() == [plain.count(name) for name in names]
+
+
+def test_from_table_follows_the_order_of_names():
+    """Seen to fail when `names` only relabelled the sorted clients: test rows went to another client's model."""
+    _, names = data.from_table(np.ones((2, 1)), [0, 1], ["b", "a"])
+    assert names == ["a", "b"]
+    test, _ = data.from_table(np.array([[1.0], [2.0]]), [0, 1], ["b", "a"], names=["b", "a"])
+    assert test.x[:, 0, 0].tolist() == [1.0, 2.0]
+
+
+X, Y = [np.ones((2, 3)), np.ones((1, 3))], [np.array([0, 1]), np.array([2])]
+NAN = [np.ones((2, 3)), np.array([[1.0, np.nan, 1.0]])]
+LISTS = {
+    "no clients": (([], []), {}, ValueError, "at least one client"),
+    "counts differ": ((X, Y[:1]), {}, ValueError, "got 2 and 1"),
+    "empty client": (([X[0], np.ones((0, 3))], [Y[0], []]), {}, ValueError, r"client 1 \(of 2\) has no examples"),
+    "x and y differ": ((X, [Y[0], Y[0]]), {}, ValueError, "x of client 1 has 1 examples, its y has 2 labels"),
+    "negative label": ((X, [Y[0], [-1]]), {}, ValueError, "y of client 1 holds the negative label -1"),
+    "label too high": (
+        (X, Y),
+        {"classes": 2},
+        ValueError,
+        r"y of client 1 holds the label 2, but classes = 2 allows 0..1",
+    ),
+    "label too high for its client": ((X, Y), {"classes": [1, 3]}, ValueError, "client 0 holds the label 1"),
+    "label beyond int32": ((X, [Y[0], [2**40]]), {}, ValueError, "beyond int32"),
+    "label wraps around": ((X, [Y[0], [2**32]]), {"classes": 3}, ValueError, "client 1 holds the label 4294967296"),
+    "float labels": ((X, [Y[0], [2.0]]), {}, TypeError, "y of client 1 must hold integer labels, got dtype float64"),
+    "one-hot labels": ((X, [Y[0], [[0, 1]]]), {}, ValueError, "not one-hot"),
+    "nan": ((NAN, Y), {}, ValueError, r"x of client 1 holds NaN, Inf or a number beyond float32, first at \[0, 1\]"),
+    "beyond float32": (([X[0], X[1] * 1e300], Y), {}, ValueError, "beyond float32"),
+    "shapes differ": (([X[0], np.ones((1, 4))], Y), {}, ValueError, r"client 1 has shape \[4\], of client 0 \[3\]"),
+    "dtypes differ": (([X[0], np.ones((1, 3), np.uint8)], Y), {}, TypeError, "client 1 is uint8, of client 0 float32"),
+    "object": (([X[0], np.array([[None, 1, 2]], object)], Y), {}, TypeError, "x of client 1 must hold numbers"),
+    "text": (([X[0], np.array([["a", "b", "c"]])], Y), {}, TypeError, "x of client 1 must hold numbers"),
+    "complex": (([X[0], np.ones((1, 3), complex)], Y), {}, TypeError, "x of client 1 must hold numbers"),
+    "ragged": (([X[0], [[1, 2], [3]]], Y), {}, ValueError, "x of client 1 is no array"),
+    "a number": (([X[0], 3.0], Y), {}, ValueError, "x of client 1 must have an example axis"),
+    "classes of other length": (
+        (X, Y),
+        {"classes": [3, 3, 3]},
+        ValueError,
+        r"classes must be .* \[2\], got shape \[3\]",
+    ),
+    "classes zero": ((X, Y), {"classes": 0}, ValueError, "classes must lie in 1.."),
+    "classes float": ((X, Y), {"classes": 3.0}, TypeError, "classes must be whole numbers"),
+    "ids twice": ((X, Y), {"ids": [4, 4]}, ValueError, "ids must differ, but 4 occurs 2 times"),
+    "ids negative": ((X, Y), {"ids": [-1, 4]}, ValueError, "ids must lie in 0.."),
+    "ids of other length": ((X, Y), {"ids": [1]}, ValueError, "ids must be"),
+}
+
+
+@pytest.mark.parametrize(("args", "options", "error", "message"), LISTS.values(), ids=LISTS)
+def test_from_lists_refuses(args, options, error, message):
+    """Seen to fail for "label wraps around" when y was cast to int32 before the range check (2**32 became label 0)."""
+    with pytest.raises(error, match=message):
+        data.from_lists(*args, **options)
+
+
+POOL = (np.ones((4, 3)), np.array([0, 1, 2, 1]))
+INDICES = {
+    "empty client": ([[0], []], ValueError, r"client 1 \(of 2\) has no examples"),
+    "no clients": ([], ValueError, "indices is empty"),
+    "beyond the end": ([[0], [4]], ValueError, r"indices of client 1 must lie in 0..3, got 4 to 4"),
+    "from the end": ([[-1], [2]], ValueError, "indices of client 0 must lie in 0..3, got -1"),
+    "a mask": ([[True, False, True, False]], TypeError, "np.flatnonzero"),
+    "floats": ([[0.0]], TypeError, "whole numbers"),
+    "two axes": ([[[0, 1]]], ValueError, "must have shape"),
+}
+
+
+@pytest.mark.parametrize(("indices", "error", "message"), INDICES.values(), ids=INDICES)
+def test_from_indices_refuses(indices, error, message):
+    """Seen to fail for "from the end" when NumPy's indexing was the only check, and for "a mask" (rows 0 and 1)."""
+    with pytest.raises(error, match=message):
+        data.from_indices(*POOL, indices)
+
+
+TABLES = {
+    "column of other length": ((["a", "b"], {}), ValueError, "client has 2 rows, x has 4"),
+    "missing name": ((["a", None, "b", "a"], {}), ValueError, "client has no name in row 1"),
+    "nan name": ((np.array([1.0, 2.0, np.nan, 1.0]), {}), ValueError, "client has no name in row 2"),
+    "no hashable name": (([["a"], ["b"], ["a"], ["a"]], {}), TypeError, "not hashable"),
+    "two columns": ((np.zeros((4, 2)), {}), ValueError, r"client must have shape \[n\], got \[4, 2\]"),
+    "absent from names": ((["a", "b", "a", "c"], {"names": ["a", "b"]}), ValueError, "client 'c' is in client but not"),
+    "without rows": ((["a", "a", "a", "b"], {"names": ["a", "b", "c"]}), ValueError, "client 'c' is in names but not"),
+    "names twice": ((["a", "a", "a", "b"], {"names": ["a", "b", "b"]}), ValueError, "names lists a client twice"),
+    "label by name": ((["a", "a", "b", "b"], {"classes": 2}), ValueError, "y of client 'b' holds the label 2"),
+}
+
+
+@pytest.mark.parametrize(("args", "error", "message"), TABLES.values(), ids=TABLES)
+def test_from_table_refuses(args, error, message):
+    """Seen to fail for "nan name", which NumPy groups as one client and a dict as one client per row."""
+    with pytest.raises(error, match=message):
+        data.from_table(*POOL, args[0], **args[1])
+
+
+def test_pool_of_other_length_is_refused():
+    """Seen to fail when only the indices were checked against x."""
+    with pytest.raises(ValueError, match=r"x has 4 examples \(shape \[4, 3\]\), y has 3 labels"):
+        data.from_indices(POOL[0], POOL[1][:3], [[0]])
+
+
+PAIRS = {
+    "clients": (data.from_lists, (X[:1], [Y[1][:1].repeat(2)]), {}, "train has 2 clients, test has 1"),
+    "shape": (
+        data.from_lists,
+        ([np.ones((2, 5)), np.ones((1, 5))], Y),
+        {},
+        r"float32 \[3\] in train and float32 \[5\]",
+    ),
+    "dtype": (data.from_lists, ([x.astype(np.uint8) for x in X], Y), {}, r"float32 \[3\] in train and uint8 \[3\]"),
+    "classes": (data.from_lists, (X, Y), {"classes": 4}, "client 0 has 3 classes in train and 4 in test"),
+    "ids": (data.from_lists, (X, Y), {"ids": [0, 2]}, "client 1 has id 1 in train and 2 in test"),
+}
+
+
+@pytest.mark.parametrize(("make", "args", "options", "message"), PAIRS.values(), ids=PAIRS)
+def test_check_pair_refuses(make, args, options, message):
+    """Seen to fail for each case when its comparison was taken out."""
+    train = data.from_lists(X, Y)
+    data.check_pair(train, data.from_lists(X[::-1], Y[::-1]))
+    with pytest.raises(ValueError, match=message):
+        data.check_pair(train, make(*args, **options))

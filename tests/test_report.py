@@ -1,0 +1,303 @@
+"""Report and figures from a results dictionary. Each docstring names a wrong implementation that the test was seen to
+catch; the assertions look at what a reader gets, not at pixels."""
+
+import base64
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rich.console
+
+from fedamp_jax import plotting, report
+
+NAMES = ["Separate", "FedAvg", "FedAMP", "HeurFedAMP"]
+
+
+def method(bmta, clients=6, rounds=3, xi=None, **changes):
+    """One method's entry, whose best round is the second of three."""
+    curve = [bmta - 2.0, bmta, bmta - 1.0][:rounds]
+    curves = {"in_group_weight": [0.3, 0.5, 0.75][:rounds], "ari": [0.0, None, 1.0][:rounds]} if xi is not None else {}
+    return {
+        "bmta": bmta,
+        "best_round": 4,
+        "final": curve[-1],
+        "accuracy": [bmta] * clients,
+        "best_accuracy": [bmta - 3 + i for i in range(clients)],
+        "rounds": [2, 4, 6][:rounds],
+        "mean_accuracy": curve,
+        "loss": [1.0, float("nan"), 0.25][:rounds],
+        "seconds": 3.0,
+        "seconds_per_round": 0.512,
+        "rejected": {},
+        "settings": {},
+        "paper": None,
+        "xi": xi,
+        "in_group_weight": None,
+        "ari": None,
+        **curves,
+        **changes,
+    }
+
+
+@pytest.fixture
+def results():
+    """Four methods, two with weights, 6 clients in 2 groups."""
+    xi = np.kron(np.eye(2), np.full((3, 3), 0.3)) + 0.02
+    methods = {n: method(80.0 + 5 * i, xi=xi if "AMP" in n else None) for i, n in enumerate(NAMES)}
+    methods["FedAMP"].update(paper=91.5, rejected={"17": 1, "4": 3}, settings={"sigma": 1000.0})
+    return {
+        "experiment": "practical",
+        "dataset": "digits",
+        "created": "2030-01-02T03:04:05",
+        "command": "python experiments/practical.py",
+        "settings": {"rounds": 6, "data_dir": None},
+        "versions": {"jax": "0.10.2"},
+        "device": "cpu x1",
+        "clients": 6,
+        "groups": [0, 0, 0, 1, 1, 1],
+        "rounds": 6,
+        "methods": methods,
+        "wilcoxon": {
+            "FedAMP": {"Separate": 5e-5, "FedAvg": 0.03125, "HeurFedAMP": 0.5},
+            "HeurFedAMP": {"Separate": 1e-4, "FedAvg": float("nan"), "FedAMP": 0.5},
+            "Separate": {"FedAvg": 0.1},
+        },
+        "chance_in_group_weight": 0.4,
+    }
+
+
+def cells(page):
+    """The tables of a page, as lists of rows of texts; every tag must be closed in order."""
+    tables, open_tags = [], []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "img"):
+                open_tags.append(tag)
+            {"table": lambda: tables.append([]), "tr": lambda: tables[-1].append([])}.get(tag, lambda: None)()
+            if tag in ("td", "th"):
+                tables[-1][-1].append("")
+
+        def handle_endtag(self, tag):
+            assert open_tags.pop() == tag
+
+        def handle_data(self, data):
+            if {"td", "th"} & set(open_tags):
+                tables[-1][-1][-1] += data
+
+    Reader().feed(page)
+    assert not open_tags
+    return tables
+
+
+def test_the_table_says_what_was_measured(results):
+    """Fails if methods are sorted, if the difference has the wrong sign, or if a missing paper's value reads 0."""
+    head, *rows = cells(report.html(results, {}))[0]
+    assert head == [
+        "method",
+        "BMTA (%)",
+        "final (%)",
+        "paper (%)",
+        "ours - paper",
+        "best round",
+        "s / round",
+        "rejected",
+    ]
+    assert [row[0] for row in rows] == NAMES
+    assert rows[0] == ["Separate", "80.00", "79.00", "–", "–", "4", "0.512", "0"]
+    assert rows[2] == ["FedAMP", "90.00", "89.00", "91.50", "-1.50", "4", "0.512", "2"]
+
+
+def test_without_any_value_of_the_paper_its_columns_go(results):
+    """Fails if the columns stay."""
+    results["methods"]["FedAMP"]["paper"] = None
+    assert len(cells(report.html(results, {}))[0][0]) == 6
+
+
+def test_p_values_and_gaps(results):
+    """Fails if 1e-4 itself is marked, if rows and columns are swapped, or if other methods get a column."""
+    head, *rows = cells(report.html(results, {}))[1]
+    assert head == ["p against", "FedAMP", "HeurFedAMP"]
+    assert rows[0] == ["Separate", "< 0.0001 * (+10.00)", "0.0001 (+15.00)"]
+    assert rows[1] == ["FedAvg", "0.0312 (+5.00)", "–"]
+    assert rows[2] == ["FedAMP", "–", "0.5000 (+5.00)"]
+    assert "With 6 clients p cannot be below 0.031." in report.html(results, {})
+
+
+def test_headline(results):
+    """Fails if the first method is taken for the best, or if the first round's weights stand for the last's."""
+    assert report.headline(results) == (
+        "HeurFedAMP has the highest BMTA, 95.00% (round 4); FedAMP: 90.00%; Separate: 80.00%; FedAvg: 85.00%. "
+        "Of the weight given to others, 75% in FedAMP and 75% in HeurFedAMP stays in the client's own group "
+        "(chance: 40%)."
+    )
+
+
+def test_rejected_clients_are_named(results):
+    """Fails if only their number is given, or if they are sorted as text (17 before 4)."""
+    assert "Rejected in FedAMP: client 4 (3 rounds), client 17 (1 round)." in report.html(results, {})
+
+
+def test_everything_is_escaped(results, tmp_path):
+    """Fails for every `escape` taken out of report.py, one at a time."""
+    evil = "<script>alert('1')</script>&\"$x^{"
+    keys = ("experiment", "dataset", "created", "command", "device")
+    text = {key: f"{key}{evil}" for key in keys}
+    results["methods"] = {f"method{evil}": results["methods"]["FedAMP"], **results["methods"]}
+    results["methods"][f"method{evil}"].update(rejected={f"client{evil}": 1}, settings={f"own{evil}": f"value{evil}"})
+    results.update(text, settings={f"setting{evil}": f"value{evil}"}, versions={f"package{evil}": f"version{evil}"})
+    results["wilcoxon"] = {f"method{evil}": {"Separate": 0.5}}
+    page = report.write(results, tmp_path, {f"title{evil}": plotting.convergence(results)}).read_text()
+    assert "<script" not in page
+    assert "alert('1')" not in page
+    for kind in (*keys, "method", "client", "own", "value", "setting", "package", "version", "title"):
+        assert f"{kind}&lt;script&gt;" in page
+    assert cells(page)
+
+
+def test_the_page_stands_alone(results, tmp_path):
+    """Fails if a figure is linked instead of embedded, or is not the file that lies beside the page."""
+    page = report.write(results, tmp_path).read_text()
+    sources = re.findall(r'(?:src|href)="([^"]*)"', page)
+    files = [tmp_path / f"{name}.png" for name in ("convergence", "accuracy", "xi", "groups")]
+    assert [base64.b64decode(s.removeprefix("data:image/png;base64,")) for s in sources] == [
+        f.read_bytes() for f in files
+    ]
+    assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
+    assert "http" not in page
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["report.html", *(f.name for f in files)])
+
+
+def test_extra_figures(results, tmp_path):
+    """Fails if two titles overwrite one file, or if a PNG given by path is not embedded."""
+    rows = {"FedAMP": {"sigma": [100, 1, 10], "bmta": [90.0, 80.0, 95.0], "in_group_weight": [0.5, None, 0.9]}}
+    figure = plotting.sigma_sensitivity(rows, chance=0.4)
+    assert figure is not None
+    assert [axes.get_xscale() for axes in figure.axes] == ["log", "log"]
+    assert figure.axes[0].get_lines()[0].get_xydata().tolist() == [[1, 80], [10, 95], [100, 90]]
+    elsewhere = plotting.save(figure, tmp_path / "a" / "mine.png")
+    report.write(results, tmp_path / "b", {"Sigma!": figure, "sigma": figure, "Mine": elsewhere, "None": None})
+    names = {p.name for p in (tmp_path / "b").iterdir()}
+    assert {"sigma.png", "sigma_5.png"} <= names
+    assert "mine.png" not in names
+    assert (tmp_path / "b" / "report.html").read_text().count("data:image/png") == 7
+
+
+def test_what_is_not_there_is_left_out(results, tmp_path):
+    """One method, one round, one client, no groups, no weights, nothing finite. Fails on an empty panel or table."""
+    bare = method(50.0, clients=1, rounds=1, loss=None, rejected=None)
+    results.update(methods={"Separate": bare}, clients=1, groups=None, wilcoxon={}, chance_in_group_weight=None)
+    assert plotting.xi_heatmap(results) is None
+    assert plotting.group_discovery(results) is None
+    assert plotting.sigma_sensitivity({"FedAMP": {"sigma": [1.0], "bmta": [None]}}) is None
+    page = report.write(results, tmp_path).read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {"report.html", "convergence.png", "accuracy.png"}
+    assert "significant" not in page
+    assert [table[0][0] for table in cells(page)] == ["method", "setting", "package"]
+    assert report.headline(results) == "Separate has the highest BMTA, 50.00% (round 4)."
+    bare.update(bmta=float("nan"), final=None, mean_accuracy=[float("nan")], best_accuracy=[None], xi=[[1.0]])
+    assert cells(report.write(results, tmp_path).read_text())[0][1][1:3] == ["–", "–"]
+    assert report.headline(results) == "No method has a finite accuracy."
+
+
+def test_heat_map_masks_the_diagonal_and_sorts_by_group(results):
+    """Groups out of order. Fails if the diagonal sets the scale, if clients are not sorted, or if their IDs are not."""
+    groups = np.array([7, 3, 7, 3, 7, 3])
+    xi = np.where(groups[:, None] == groups, 0.3, 0.01) + 10.0 * np.eye(6)
+    results["groups"] = groups.tolist()
+    results["methods"] = {"FedAMP": method(90.0, xi=xi)}
+    figure = plotting.xi_heatmap(results)
+    assert figure is not None
+    axes = figure.axes[0]
+    shown = axes.images[0].get_array()
+    assert shown.mask.tolist() == np.eye(6, dtype=bool).tolist()
+    assert axes.images[0].get_clim() == (0.0, pytest.approx(0.3))
+    assert (shown[:3, :3].min(), shown[:3, 3:].max()) == (0.3, 0.01)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "2", "4", "1", "3", "5"]
+    assert [line.get_xdata()[0] for line in axes.get_lines() if line.get_xdata()[0] == line.get_xdata()[1]] == [2.5]
+
+
+def test_every_method_has_its_own_line(results):
+    """Fails if two of 15 known and 6 unknown methods look alike, or if a method's look depends on who else is there."""
+    known = list(plotting._STYLES)
+    everybody = [*known, *"ABCDEF"]
+    looks = {name: plotting._style(name, everybody) for name in everybody}
+    assert len(set(looks.values())) == len(looks)
+    assert all(plotting._style(name, [name]) == looks[name] for name in known)
+    figure = plotting.convergence(results)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == NAMES
+
+
+def test_group_discovery_draws_chance(results):
+    """Fails if chance is missing, or if a method without weights is drawn."""
+    figure = plotting.group_discovery(results)
+    assert figure is not None
+    labels = [[line.get_label() for line in axes.get_lines()] for axes in figure.axes]
+    assert labels == [["FedAMP", "HeurFedAMP", "chance"]] * 2
+    assert [axes.get_lines()[-1].get_ydata()[0] for axes in figure.axes] == [0.4, 0.0]
+
+
+def test_terminal_table_fits_and_takes_names_literally(results):
+    """Fails if `[red]` is read as markup, or if a column is cut at 80 characters."""
+    results["methods"]["Own [red]"] = method(70.0)
+    console = rich.console.Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report.table(results))
+    console.file.close()
+    text = console.export_text()
+    assert "Own [red]" in text
+    assert "…" not in text
+    assert "HeurFedAMP" in text
+
+
+def test_history(results, tmp_path):
+    """Fails if NaN is written out, or if rounds are counted rather than read."""
+    path = report.write_history(results, tmp_path / "new" / "history.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    assert list(rows[0].values()) == ["Separate", "2", "78.0", "1.0", "", ""]
+    assert list(rows[7].values()) == ["FedAMP", "4", "90.0", "", "0.5", ""]
+
+
+def test_json_is_standard_and_complete(results, tmp_path):
+    """Fails on json.dump with numpy arrays and keys, on NaN tokens, and if white space inside strings is touched."""
+    text = "[\n  1,\n  2\n]"
+    results["settings"] = {
+        "array": np.float32([0.5, np.nan]),
+        "scalar": np.float32(np.inf),
+        "float64": np.float64("nan"),
+        "int": np.int64(3),
+        "bool": np.bool_(True),
+        "path": Path("a"),
+        "tuple": (1, [2, 3]),
+        "text": text,
+        np.int64(7): None,
+    }
+    path = report.write_json(results, tmp_path / "results.json")
+
+    def refuse(token):
+        raise AssertionError(token)
+
+    read = json.loads(path.read_text(), parse_constant=refuse)
+    assert list(read["settings"].values()) == [[0.5, None], None, None, 3, True, "a", [1, [2, 3]], text, None]
+    assert read["settings"]["7"] is None
+    assert read["methods"]["FedAMP"]["loss"] == [1.0, None, 0.25]
+    assert "[0.5, null]" in path.read_text()
+    assert report.html(read, {}) == report.html({**results, "settings": read["settings"]}, {})
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(results, tmp_path, monkeypatch):
+    """Fails if the file is opened before its content is known, or if the temporary file stays."""
+    path = report.write_json(results, tmp_path / "results.json")
+    before = path.read_text()
+    with pytest.raises(TypeError, match=r"results\['settings'\]\['x'\] holds a object"):
+        report.write_json({**results, "settings": {"x": object()}}, path)
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        report.write_json({**results, "clients": 7}, path)
+    assert path.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
