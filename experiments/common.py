@@ -1,28 +1,21 @@
-"""What the experiments share: one command line, one loop over methods, one set of files."""
+"""The experiments of the FedAMP paper: their command line, models and methods."""
 
 import dataclasses
-import datetime
-import json
-import os
-import platform
-import shlex
-import shutil
-import sys
+import functools
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 import optax
+import parts
+import runner
 import settings
 import tyro
-from rich.console import Console
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Solver, Task, checks, metrics, plotting, report
+from fedamp_jax import Algorithm, Solver, Task, checks, plotting, report
 from fedamp_jax.data import Federation
-
-console = Console()
 
 
 @dataclasses.dataclass
@@ -47,6 +40,8 @@ class Options:
     """Examples in a local step."""
     learning_rate: float = settings.LEARNING_RATE
     """Adam's."""
+    sgd_learning_rate: float = settings.SGD_LEARNING_RATE
+    """Of SCAFFOLD and APFL, which have steps of their own."""
     participation: float = 1.0
     """Share of the clients invited each round."""
     drop_rate: float = 0.0
@@ -77,28 +72,37 @@ class Options:
     """Precision of matrix products in training, where the device offers less than float32."""
 
 
-# Neither where a run writes nor how it is cut up belongs to what it computes.
-_NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods")
+@dataclasses.dataclass
+class Command(Options):
+    """What one command may run: several seeds, drop rates and participations, each combination a run of its own."""
+
+    participation: tuple[float, ...] = (1.0,)
+    """Share of the clients invited each round; several make a panel each."""
+    drop_rate: tuple[float, ...] = (0.0,)
+    """Share of the invited clients that drop out each round; several make a panel each (the paper: 0.1 0.3 0.5)."""
+    seeds: tuple[int, ...] = ()
+    """Several seeds in place of --seed; mean and standard deviation are reported."""
 
 
 def finish(options: Options) -> Options:
     """Check the options and fill in what follows from others."""
-    rounds = options.rounds or (settings.ROUNDS if options.dataset != "digits" else 30)
-    epochs = options.epochs
+    rounds = options.rounds
+    if rounds is None:
+        rounds = settings.ROUNDS if options.dataset != "digits" else 30
+    epochs, epochs_range = options.epochs, options.epochs_range
     if options.quick:
         rounds, epochs = min(rounds, 3), min(epochs, 2)
-    checks.whole("rounds", rounds, low=1)
-    checks.whole("evaluate_every", options.evaluate_every, low=1)
-    checks.whole("checkpoint_every", options.checkpoint_every, low=1)
+        epochs_range = epochs_range and (min(epochs_range[0], 1), min(epochs_range[1], 3))
     checks.number("learning_rate", options.learning_rate, low=0)
     for name in ("sigma", "heur_sigma"):
         if getattr(options, name) is not None:
             checks.number(name, getattr(options, name), low=0)
-    fedamp_jax.sample_online(jax.random.key(0), 1, options.participation, options.drop_rate)
     model = options.model
     if model == "auto":
         model = {"digits": "mlp", "cifar10": "resnet18", "cifar100": "resnet18"}.get(options.dataset, "cnn")
-    return dataclasses.replace(options, rounds=rounds, epochs=epochs, model=model)
+    options = dataclasses.replace(options, rounds=rounds, epochs=epochs, epochs_range=epochs_range, model=model)
+    runner.check_common(options)
+    return options
 
 
 def make_task(options: Options, federation: Federation) -> Task:
@@ -117,6 +121,8 @@ def make_algorithms(setting: str, options: Options, federation: Federation, task
     adam = Solver(optax.adam(options.learning_rate), epochs, options.batch_size, chunk=options.chunk)
     fedavg = fedamp_jax.fedavg(task, adam)
     fedprox = fedamp_jax.fedprox(task, adam, mu=settings.MU)
+    tau = Solver(optax.sgd(settings.BETA), settings.TAU, options.batch_size, chunk=options.chunk)
+    alpha = settings.apfl_alpha(setting, options.dataset)
     train = federation.train
     labels = [np.asarray(train.y[i, : train.size[i]]) for i in range(len(train.size))]
     attentive = {"self_weight": settings.self_weights(setting, federation.groups, labels), "lam": settings.LAMBDA}
@@ -128,172 +134,50 @@ def make_algorithms(setting: str, options: Options, federation: Federation, task
         "FedProx": fedprox,
         "FedAvg-FT": fedamp_jax.fine_tuned(task, adam, base=fedavg),
         "FedProx-FT": fedamp_jax.fine_tuned(task, adam, base=fedprox),
+        "SCAFFOLD": fedamp_jax.scaffold(task, adam, learning_rate=options.sgd_learning_rate),
+        "APFL": fedamp_jax.apfl(task, adam, alpha=alpha, learning_rate=options.sgd_learning_rate),
         "FedAMP": fedamp_jax.fedamp(task, adam, sigma=sigma, **attentive),
         "HeurFedAMP": fedamp_jax.heurfedamp(task, adam, sigma=heur_sigma, **attentive),
+        "Ditto": fedamp_jax.ditto(task, adam, lam=settings.DITTO_LAMBDA),
+        "FedPer": fedamp_jax.fedper(task, adam),
+        "FedRep": fedamp_jax.fedrep(task, adam),
+        "FedBABU": fedamp_jax.fedbabu(task, adam),
+        "FedRecon": fedamp_jax.fedrecon(task, adam),
+        "PFLEGO": fedamp_jax.pflego(task, tau, beta=settings.BETA, rho=settings.RHO, server_optimizer=optax.adam(settings.RHO)),
     }
-
-
-def chosen(methods: tuple[str, ...], available: dict[str, Algorithm]) -> list[str]:
-    """The methods asked for, in the order of the tables; names in any case."""
-    by_name = {name.lower(): name for name in available}
-    wanted: set[str] = set()
-    for method in methods:
-        if method.lower() == "all":
-            wanted |= set(available)
-        elif method.lower() == "paper":
-            wanted |= set(settings.PAPER_METHODS) & set(available)
-        else:
-            checks.choice("methods", method.lower(), (*by_name, "all", "paper"))
-            wanted.add(by_name[method.lower()])
-    return [name for name in available if name in wanted]
-
-
-def settings_of(options: Options) -> dict[str, Any]:
-    """What identifies a run: two runs with equal settings compute the same."""
-    return json.loads(json.dumps({k: v for k, v in vars(options).items() if k not in _NOT_SETTINGS}))
-
-
-def default_folder(experiment: str, options: Options) -> str:
-    """`results/practical-mnist`, followed by every setting that is not its default."""
-    plain = Options()
-    changed = [
-        f"{name}={'-'.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
-        for name, value in vars(options).items()
-        if name not in (*_NOT_SETTINGS, "dataset") and value != getattr(plain, name)
-    ]
-    return str(Path("results") / "-".join([experiment, options.dataset, *changed]))
-
-
-def open_folder(folder: Path, options: Options, experiment: str) -> dict[str, Any]:
-    """Claim the folder for this run; with --resume, what it holds of it already.
-
-    Raises:
-        ValueError: if it holds another run, or this one and --resume was not given and it is unfinished.
-    """
-    mine = {"experiment": experiment, **settings_of(options)}
-    path = folder / "results.json"
-    if not path.exists():
-        if folder.exists() and any(folder.iterdir()) and not (folder / "checkpoints").exists():
-            raise ValueError(f"--out {folder} holds other files; give an empty or new folder")
-        return {}
-    found = json.loads(path.read_text())
-    theirs = {"experiment": found["experiment"], **found["settings"]}
-    other = [f"{k}: {theirs.get(k)!r} there, {mine.get(k)!r} now" for k in mine if theirs.get(k) != mine.get(k)]
-    if other:
-        raise ValueError(f"--out {folder} holds another run ({'; '.join(other)}); give another folder, or remove it")
-    return found["methods"] if options.resume else {}
-
-
-def describe_device() -> str:
-    """Such as `cpu: cpu x1, 2 cores, x86_64`."""
-    device = jax.devices()[0]
-    return f"{device.platform}: {device.device_kind} x{jax.device_count()}, {os.cpu_count()} cores, {platform.machine()}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of everything that can change a number."""
-    import flax
-    import jaxlib
-
-    return {
-        "fedamp_jax": fedamp_jax.__version__, "python": platform.python_version(), "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__, "flax": flax.__version__, "optax": optax.__version__, "numpy": np.__version__,
-    }  # fmt: skip
-
-
-def method_results(result: fedamp_jax.Run, paper: float | None) -> dict[str, Any]:
-    """One method's entry in results.json; accuracies in percent."""
-    percent = 100.0 * result.accuracy.astype(np.float64)
-    bmta, best = metrics.bmta(percent)
-    return {
-        "bmta": bmta,
-        "best_round": result.rounds[best],
-        "final": float(percent[-1].mean()),
-        "accuracy": percent[-1].tolist(),
-        "best_accuracy": percent[best].tolist(),
-        "rounds": result.rounds,
-        "mean_accuracy": percent.mean(axis=1).tolist(),
-        "loss": result.loss,
-        "seconds": result.seconds,
-        "first_round_seconds": result.first_seconds,
-        "seconds_per_round": (result.seconds - result.first_seconds) / max(result.rounds[-1] - 1, 1),
-        "rejected": {str(i): int(n) for i, n in enumerate(result.rejected) if n},
-        "paper": paper,
-        "in_group_weight": result.observed.get("in_group_weight"),
-        "ari": result.observed.get("ari"),
-        "xi": None if result.xi is None else result.xi.tolist(),
-    }
-
-
-def watch(groups: np.ndarray | None):
-    """What to measure of a round's xi: how far attention has found the groups."""
-
-    def observe(info: fedamp_jax.Info) -> dict[str, float]:
-        if info.xi is None or groups is None:
-            return {}
-        xi = np.asarray(info.xi)
-        return {"in_group_weight": metrics.in_group_weight(xi, groups), "ari": metrics.group_recovery(xi, groups)}
-
-    return observe
 
 
 def main(experiment: str, setting: str) -> None:
     """Run one of the FedAMP paper's settings from the command line."""
-    options = tyro.cli(Options, description=f"The {setting} setting of the FedAMP paper; results, figures and a report.")
-    try:
-        folder = execute(experiment, setting, finish(options))
-    except (ValueError, TypeError, FileNotFoundError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False, markup=True)
-        sys.exit(2)
-    console.print(f"Report: {folder / 'report.html'}", highlight=False)
+    text = f"The {setting} setting of the FedAMP paper; results, figures and a report."
+    command = tyro.cli(Command, description=text)
+    with runner.errors_for_people():
+        folder = Path(command.out) if command.out else runner.default_folder(experiment, command)
+        train = functools.partial(execute, experiment, setting)
+        parts.run(experiment, variants_of(command), command.seeds, folder, train)
 
 
-def execute(experiment: str, setting: str, options: Options) -> Path:
-    """Train every chosen method, writing results after each one; returns the folder."""
-    cache_compilations()
-    jax.config.update("jax_default_matmul_precision", None if options.precision == "default" else options.precision)
-    folder = Path(options.out or default_folder(experiment, options))
-    done = open_folder(folder, options, experiment)
+def variants_of(command: Command) -> list[parts.Variant]:
+    """The options of one run for every participation and drop rate asked for."""
+    variants = []
+    for share, dropped in itertools.product(command.participation, command.drop_rate):
+        one = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
+        titles = [f"{share:.0%} invited"] * (len(command.participation) > 1)
+        titles += [f"{dropped:.0%} dropped"] * (len(command.drop_rate) > 1)
+        options = Options(**{**one, "participation": share, "drop_rate": dropped})
+        variants.append(parts.Variant(", ".join(titles), finish(options)))
+    return variants
+
+
+def execute(experiment: str, setting: str, options: Options, folder: Path) -> dict[str, Any]:
+    """Train every chosen method, writing results into `folder` after each one; returns the results."""
     federation = fedamp_jax.data.federation(options.dataset, setting, data_dir=options.data_dir, seed=options.seed)
     task = make_task(options, federation)
     algorithms = make_algorithms(setting, options, federation, task)
-    names = chosen(options.methods, algorithms)
-    if not options.resume:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    groups = federation.groups
-    results = {
-        "experiment": experiment,
-        "dataset": options.dataset,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *sys.argv]),
-        "settings": settings_of(options),
-        "versions": versions(),
-        "device": describe_device(),
-        "clients": len(federation.train.size),
-        "groups": None if groups is None else groups.tolist(),
-        "chance_in_group_weight": None if groups is None else metrics.chance_in_group_weight(groups),
-        "rounds": options.rounds,
-        "methods": {},
-        "wilcoxon": {},
-    }
-    for name in [n for n in algorithms if n in names or n in done]:
-        if name in done:
-            results["methods"][name] = done[name]
-            continue
-        checkpoints = folder / "checkpoints" / name
-        result = fedamp_jax.run(
-            task, algorithms[name], federation.train, federation.test, rounds=options.rounds, seed=options.seed,
-            participation=options.participation, drop_rate=options.drop_rate, evaluate_every=options.evaluate_every,
-            observe=watch(groups), label=name, checkpoint_dir=checkpoints, checkpoint_every=options.checkpoint_every,
-            fingerprint={"experiment": experiment, "method": name, **settings_of(options)},
-        )  # fmt: skip
-        paper = settings.PAPER_BMTA.get((setting, options.dataset, name))
-        results["methods"][name] = method_results(result, paper)
-        results["wilcoxon"] = metrics.wilcoxon_table({n: r["accuracy"] for n, r in results["methods"].items()})
-        report.write_json(results, folder / "results.json")
-        shutil.rmtree(checkpoints)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    report.write_history(results, folder / "history.csv")
+    paper = {}
+    if options.participation == 1 and options.drop_rate == 0 and options.epochs_range is None:  # as in Tables 1 to 3
+        paper = {n: v for (s, d, n), v in settings.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
+    results = runner.train_methods(experiment, options, folder, federation, task, algorithms, paper)
     figures = {}
     if options.sigma_sweep:
         from sweep import sweep_sigma
@@ -301,16 +185,5 @@ def execute(experiment: str, setting: str, options: Options) -> Path:
         rows = sweep_sigma(setting, options, federation, task)
         report.write_json(rows, folder / "sigma_sweep.json")
         figures["Sensitivity to sigma"] = plotting.sigma_sensitivity(rows)
-    report.write(results, folder, figures)
-    console.print(report.table(results))
-    return folder
-
-
-def cache_compilations() -> None:
-    """Keep compiled programs between runs on accelerators, where compiling takes longest.
-
-    Not on CPUs: reading a stored CPU program back has crashed the process (jaxlib 0.10.2, segmentation fault).
-    """
-    if not jax.config.jax_compilation_cache_dir and jax.default_backend() != "cpu":
-        folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedamp_jax" / "compiled"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+    runner.write_files(results, folder, figures)
+    return results

@@ -18,6 +18,15 @@ MU = 1e-2  # FedProx: "i = 2 provided best performance for all"
 SGD_LEARNING_RATE = 1e-2  # SCAFFOLD and APFL: "find the best learning rate 10^-2 for both of them"
 SGD_ROUNDS = 600
 
+# PFLEGO paper (Nikoloutsopoulos et al. 2023), Section 4.2, and the rates of its authors' program, which takes the server's
+# step with Adam.
+TAU = 50
+BETA = 0.007
+RHO = 0.003
+
+# Ditto has no value in either paper.
+DITTO_LAMBDA = 0.1
+
 # The grids that sigma was tuned on.
 SIGMA_GRID = {"FedAMP": tuple(10.0**i for i in range(7)), "HeurFedAMP": (1.0, 10.0, 25.0, 50.0, 75.0, 100.0)}
 
@@ -39,8 +48,8 @@ PAPER_APFL_ALPHA = {
 # belongs to the model, the initialisation and the start of local training as much as to the data; the paper tells
 # neither of the last two. `--sigma-sweep` draws the whole grid.
 OUR_SIGMA = {
-    ("practical", "digits"): {"FedAMP": 1.0, "HeurFedAMP": 100.0},
-    ("pathological", "digits"): {"FedAMP": 1.0, "HeurFedAMP": 100.0},
+    ("practical", "digits"): {"FedAMP": 1.6, "HeurFedAMP": 280.0},
+    ("pathological", "digits"): {"FedAMP": 1.6, "HeurFedAMP": 280.0},
     ("iid", "digits"): {"FedAMP": 10.0, "HeurFedAMP": 10.0},
 }
 

@@ -14,7 +14,7 @@
 (20,)
 """
 
-from fedamp_jax import attention, data, metrics, models, stacked
+from fedamp_jax import attention, data, metrics, models, sharding, stacked
 from fedamp_jax._version import __version__
 from fedamp_jax.algorithms import *  # noqa: F403
 from fedamp_jax.algorithms import __all__ as _methods
@@ -25,5 +25,5 @@ from fedamp_jax.types import Algorithm, Batch, Data, Info, Task, Variables
 
 __all__ = [
     *_methods, "Algorithm", "Batch", "Data", "Info", "NegativeSelfWeightError", "Run", "Solver", "Task", "Variables", "__version__",
-    "attention", "cross_entropy", "data", "evaluate", "metrics", "models", "round", "run", "sample_online", "stacked",
+    "attention", "cross_entropy", "data", "evaluate", "metrics", "models", "round", "run", "sample_online", "sharding", "stacked",
 ]  # fmt: skip

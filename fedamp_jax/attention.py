@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from fedamp_jax import stacked
+from fedamp_jax import sharding, stacked
 from fedamp_jax.types import Array, PyTree
 
 Slope = Callable[[Array, Array], Array]
@@ -49,7 +49,7 @@ def _normalised(score: Array, edges: Array, self_weight: Array) -> Array:
     share = jnp.exp(score - jnp.where(anyone, top, jnp.zeros_like(top)))
     total = jnp.sum(share, axis=1, keepdims=True)
     share = share / jnp.where(anyone, total, jnp.ones_like(total))
-    xi_ii = jnp.where(anyone[:, 0], jnp.broadcast_to(self_weight, (score.shape[0],)), 1.0)
+    xi_ii = jnp.where(anyone[:, 0], sharding.per_client(self_weight, score.shape[0]), 1.0)
     return _with_self(share * (1.0 - xi_ii)[:, None], xi_ii)
 
 

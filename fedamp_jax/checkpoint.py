@@ -1,13 +1,27 @@
-"""Checkpoints of a run: state and books together, atomic and asynchronous (orbax), the last three kept."""
+"""Checkpoints of a run: state and books together, atomic and asynchronous (orbax), the last few kept.
 
+A checkpoint is a folder named by its round. It is written beside its place and renamed when whole, so a process that
+is killed while saving leaves at worst a temporary folder that the next one removes.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-_KEPT = 3
+from fedamp_jax import checks, sharding
+from fedamp_jax.types import Data
+
+FORMAT = 1
+"""Number of the layout below. Raised whenever what a state means changes without changing its shapes."""
 _BOOKS = ("rounds", "loss", "observed", "seconds", "first_seconds")
+_ARRAYS = ("accuracy", "rejected", "xi")
 
 
 class Checkpoints:
@@ -16,85 +30,177 @@ class Checkpoints:
     Args:
         directory: made if it is not there.
         fingerprint: JSON-like settings that identify the run. A checkpoint with another fingerprint is refused.
+        keep: how many checkpoints stay, the newest.
+
+    Raises:
+        TypeError: if `fingerprint` holds what JSON has no word for.
     """
 
-    def __init__(self, directory: str | Path, fingerprint: dict[str, Any] | None):
+    def __init__(self, directory: str | Path, fingerprint: dict[str, Any] | None, keep: int = 3):
         import orbax.checkpoint as ocp  # a second of import that only those pay who save
 
+        checks.whole("keep", keep, low=1)
+        try:
+            self._fingerprint = json.loads(json.dumps(fingerprint or {}))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"fingerprint must hold what JSON can hold: {error}") from None
         self._ocp = ocp
         self._directory = Path(directory).absolute()
-        self._fingerprint = fingerprint or {}
-        self._manager = ocp.CheckpointManager(self._directory, options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT))
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def save(self, done: int, result: Any) -> None:
         """Write the `Run` after `done` rounds. Returns when the arrays are copied; the disk is written meanwhile."""
-        arrays = {"state": result.state}
-        if result.xi is not None:
-            arrays["xi"] = result.xi
-        # Books are JSON, which keeps every float32 exactly; orbax takes no arrays of size 0.
-        books = {name: getattr(result, name) for name in _BOOKS} | {"has_xi": result.xi is not None}
-        books |= {"accuracy": result.accuracy.tolist(), "rejected": result.rejected.tolist()}
-        self._manager.save(
-            done,
-            args=self._ocp.args.Composite(
-                arrays=self._ocp.args.StandardSave(arrays),
-                books=self._ocp.args.JsonSave(books),
-                fingerprint=self._ocp.args.JsonSave({**self._fingerprint, "state": _shapes(result.state)}),
-            ),
-        )
+        arrays = {name: getattr(result, name) for name in _ARRAYS}
+        # By number instead of by name, so that a state may hold what orbax has no path for; `_shapes` tells the names.
+        leaves = {f"state{i}": a for i, a in enumerate(jax.tree.leaves(result.state))} | arrays
+        leaves = {name: a for name, a in leaves.items() if a is not None and a.size}  # orbax takes no empty arrays
+        books = {name: getattr(result, name) for name in _BOOKS}
+        books["arrays"] = {name: None if a is None else [str(a.dtype), *a.shape] for name, a in arrays.items()}
+        books |= {"state": _shapes(result.state), "rows": _rows(result)}
+        to = self._ocp.args
+        identity = {**self._fingerprint, "format": FORMAT, "state": type(result.state).__name__}
+        parts = {"books": to.JsonSave(books), "fingerprint": to.JsonSave(identity)}
+        self._manager.save(done, args=to.Composite(arrays=to.StandardSave(leaves), **parts))
 
     def restore(self, result: Any) -> int:
         """Fill the `Run` from the newest checkpoint.
 
         Args:
-            result: a `Run` with a fresh state, which gives shapes, dtypes and placement.
+            result: a `Run` with a fresh state, which gives shapes, dtypes and placement: the devices, and how many
+                they are, may be others than those that saved.
 
         Returns:
             How many rounds were done; 0 if there is no checkpoint.
 
         Raises:
-            ValueError: if the checkpoint is of other settings or of another form of state; says what differs.
+            ValueError: if the checkpoint is of other settings, other data, another form of state or another format, and
+                says what differs; or if it is damaged. A damaged one is not passed over for the one before it: that
+                would repeat rounds in silence, on a disk that loses data.
         """
         done = self._manager.latest_step()
         if done is None:
             return 0
-        parts = self._manager.restore(
-            done,
-            args=self._ocp.args.Composite(books=self._ocp.args.JsonRestore(), fingerprint=self._ocp.args.JsonRestore()),
-        )
-        self._refuse_other(parts.fingerprint, {**self._fingerprint, "state": _shapes(result.state)})
-        books, m = parts.books, len(result.rejected)
-        books["accuracy"] = np.array(books["accuracy"], np.float32).reshape(-1, m)
-        books["rejected"] = np.array(books["rejected"], int)
-        like = {"state": result.state}
-        if books.pop("has_xi"):
-            like["xi"] = np.zeros((m, m), np.float32)
-        arrays = self._manager.restore(
-            done, args=self._ocp.args.Composite(arrays=self._ocp.args.StandardRestore(like))
-        ).arrays
-        for name, value in {**books, **arrays}.items():
-            setattr(result, name, value)
+        to = self._ocp.args
+        with self._readable(done):
+            parts = self._manager.restore(done, args=to.Composite(books=to.JsonRestore(), fingerprint=to.JsonRestore()))
+        books, fresh = parts.books, jax.tree.leaves(result.state)
+        shapes = self._refuse_other(parts.fingerprint, books, result)
+        described = {name: d for name, d in books["arrays"].items() if d is not None}
+        like = {name: np.zeros(shape, dtype) for name, (dtype, *shape) in described.items()}
+        like |= {f"state{i}": _like(a, shape) for i, (a, shape) in enumerate(zip(fresh, shapes))}
+        wanted = to.StandardRestore({name: a for name, a in like.items() if np.prod(a.shape)})
+        with self._readable(done):
+            read = {**like, **self._manager.restore(done, args=to.Composite(arrays=wanted)).arrays}
+        m = len(result.rejected)
+        placed = [_placed(read[f"state{i}"], a, m) for i, a in enumerate(fresh)]
+        result.state = jax.tree.unflatten(jax.tree.structure(result.state), placed)
+        for name in _BOOKS:
+            setattr(result, name, books[name])
+        for name in _ARRAYS:
+            setattr(result, name, read[name] if name in described else None)
         return done
 
     def close(self) -> None:
         """Wait until everything is on disk."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        try:
+            self._manager.wait_until_finished()
+        finally:
+            self._manager.close()
 
-    def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    @contextlib.contextmanager
+    def _readable(self, done: int) -> Iterator[None]:
+        """Whatever the libraries below say of a file that is cut off or gone, say which checkpoint and the way out."""
+        try:
+            yield
+        except Exception as error:  # json's, TensorStore's and orbax's own, which have nothing in common
+            brief = (str(error).strip() or "no message").splitlines()[0][:200]
+            raise ValueError(
+                f"checkpoint {self._directory / str(done)} is damaged ({type(error).__name__}: {brief}). Remove this "
+                f"folder to go on from the checkpoint before it, or {self._directory} to start over."
+            ) from error
+
+    def _refuse_other(self, found: dict[str, Any], books: dict[str, Any], result: Any) -> list[list[int]]:
+        """Raise unless the checkpoint is this run's; else the shapes of the leaves as they were saved."""
+        if found.get("format") != FORMAT:
+            raise ValueError(
+                f"checkpoint in {self._directory} has format {found.get('format')}, this version of fedamp_jax reads "
+                f"{FORMAT}. Finish the run with the version that started it, or take another folder."
+            )
+        wanted = {**self._fingerprint, "format": FORMAT, "state": type(result.state).__name__}
+        there, now = books["state"], _shapes(result.state)
+        # On another number of devices there may be another number of rows that are nobody behind the clients' own.
+        rows = [books["rows"], _rows(result)]
+        for path in there.keys() & now.keys():
+            (dtype, *shape), (_, *other) = there[path], now[path]
+            if [shape[:1], other[:1]] == [rows[:1], rows[1:]] and shape[1:] == other[1:]:
+                now[path] = [dtype, *shape]
+        pairs = [(found, wanted, ""), (there, now, "state")]
         differing = [
-            f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} now"
-            for name in sorted({*found, *wanted})
-            if found.get(name) != wanted.get(name)
+            f"{prefix}{name}: {a.get(name)!r} there, {b.get(name)!r} now"
+            for a, b, prefix in pairs
+            for name in sorted({*a, *b})
+            if a.get(name) != b.get(name)
         ]
         if differing:
             raise ValueError(
                 f"checkpoint in {self._directory} belongs to another run: {'; '.join(differing)}. "
                 "Take the same settings, or another folder."
             )
+        return [shape for _, *shape in there.values()]
 
 
-def _shapes(state: Any) -> dict[str, str]:
-    """`path -> shape and dtype` of every array of a state."""
+@contextlib.contextmanager
+def opened(directory: str | Path | None, fingerprint: dict[str, Any]) -> Iterator[Checkpoints | None]:
+    """The `Checkpoints` in a folder, closed afterwards, whatever happens; None without a folder."""
+    if directory is None:
+        yield None
+        return
+    checkpoints = Checkpoints(directory, fingerprint)
+    try:
+        yield checkpoints
+    finally:
+        checkpoints.close()
+
+
+def describe(data: Data, m: int) -> str:
+    """What identifies the first `m` clients of `Data`: sizes for the reader, and a digest of every number."""
+    digest = hashlib.blake2b(digest_size=8)
+    total = 0
+    for name, a in data._asdict().items():
+        digest.update(f"{name} {a.dtype} {a.shape[1:]}".encode())
+        if getattr(a, "is_fully_addressable", True):  # of what lies on other hosts, only the shape
+            digest.update(np.ascontiguousarray(np.asarray(a)[:m]))
+            total += int(np.asarray(a).sum()) if name == "size" else 0
+    return f"{m} clients, {total} examples, digest {digest.hexdigest()}"
+
+
+def _like(a: jax.Array, shape: list[int]) -> Any:
+    """What to restore a leaf as: placed as the fresh one, or on the host if it is of another shape or not placed yet.
+
+    An array restored to a device is committed there, and could not meet data that lie on several.
+    """
+    if a.committed and list(a.shape) == shape:
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+    return np.empty(shape, a.dtype)
+
+
+def _placed(read: Any, fresh: jax.Array, m: int) -> jax.Array:
+    """A leaf as it was read, where and as long as the fresh one is: rows from `m` on are nobody."""
+    if read.shape != fresh.shape:
+        full = np.zeros(fresh.shape, fresh.dtype)
+        full[:m] = read[:m]
+        read = full
+    return jax.device_put(read, fresh.sharding) if fresh.committed else jnp.asarray(read)
+
+
+def _rows(result: Any) -> int:
+    """How many rows a state has for its clients; on several devices there may be more than clients."""
+    mesh, m = sharding.mesh_of(result.state), len(result.rejected)
+    return m if mesh is None else sharding.rows(m, mesh)
+
+
+def _shapes(state: Any) -> dict[str, list[Any]]:
+    """`path -> [dtype, *shape]` of every array of a state, in order."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path): f"{a.dtype}{list(a.shape)}" for path, a in leaves}
+    return {jax.tree_util.keystr(path): [str(a.dtype), *a.shape] for path, a in leaves}

@@ -1,6 +1,5 @@
 """The loop: one compiled round, evaluation, and `run`, which repeats them and keeps the books."""
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -10,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedamp_jax import checks
-from fedamp_jax.checkpoint import Checkpoints
+from fedamp_jax import books, checks, sharding
+from fedamp_jax.books import Run
+from fedamp_jax.checkpoint import describe, opened
+from fedamp_jax.interrupt import StopOnSignal, Stopped
 from fedamp_jax.local import chunk_size
 from fedamp_jax.types import Algorithm, Array, Data, Info, Task, Variables
 
@@ -32,7 +32,8 @@ class NegativeSelfWeightError(ValueError):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
-    return algorithm.round(key, state, data)
+    state, info = algorithm.round(key, state, data)
+    return sharding.settle(state, data.y.shape[0]), sharding.everywhere(info)
 
 
 def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
@@ -62,7 +63,8 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     >>> info.xi.shape
     (20, 20)
     """
-    state, info = _round(algorithm, state, data, key)
+    with sharding.over(data):
+        state, info = _round(algorithm, state, data, key)
     if info.xi is not None:
         own = np.asarray(jnp.diagonal(info.xi))
         if (own < 0).any():
@@ -77,7 +79,6 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     return state, info
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def evaluate(task: Task, variables: Variables, data: Data) -> Array:
     """Each client's accuracy on its own data.
 
@@ -96,7 +97,13 @@ def evaluate(task: Task, variables: Variables, data: Data) -> Array:
     >>> fedamp_jax.evaluate(task, models, test).shape
     (20,)
     """
-    m, n = data.y.shape
+    with sharding.over(data):
+        return _evaluate(task, variables, data)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate(task: Task, variables: Variables, data: Data) -> Array:
+    n = data.y.shape[1]
     block = min(n, _EXAMPLES)
     blocks = -(-n // block)
 
@@ -111,10 +118,14 @@ def evaluate(task: Task, variables: Variables, data: Data) -> Array:
             return correct + jnp.sum(hit & (rows < client.size), dtype=jnp.int32)
 
         correct = jax.lax.fori_loop(0, blocks, count, jnp.zeros((), jnp.int32))
-        return correct.astype(jnp.float32) / client.size.astype(jnp.float32)
+        return correct.astype(jnp.float32) / jnp.maximum(client.size, 1).astype(jnp.float32)
 
-    parameters = sum(a.size for a in jax.tree.leaves(variables.params)) // m
-    return jax.lax.map(one, (variables, data), batch_size=chunk_size(None, m, parameters))
+    def on_device(variables: Variables, data: Data) -> Array:
+        m = data.y.shape[0]
+        parameters = sum(a.size for a in jax.tree.leaves(variables.params)) // m
+        return jax.lax.map(one, (variables, data), batch_size=chunk_size(None, m, parameters))
+
+    return sharding.everywhere(sharding.per_device(on_device)(variables, data))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -153,33 +164,6 @@ def _check_shares(participation: float, drop_rate: float) -> None:
         raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate}")
 
 
-@dataclasses.dataclass
-class Run:
-    """What `run` leaves behind.
-
-    Attributes:
-        state: the algorithm's last state.
-        rounds: evaluated rounds, 1-based; K of them below.
-        accuracy: `[K, M]` float32 in 0..1, each client's test accuracy.
-        loss: `[K]` mean training loss of those who trained; NaN if nobody did.
-        rejected: `[M]` int, how often each client's update was thrown away.
-        observed: what `observe` returned, a list of K numbers per name.
-        xi: `[M, M]`, the last round's weights, or None.
-        seconds: wall-clock seconds of rounds and evaluations, the first round's compilation included.
-        first_seconds: seconds of the first round and evaluation alone, which compile.
-    """
-
-    state: Any
-    rounds: list[int] = dataclasses.field(default_factory=list)
-    accuracy: np.ndarray | None = None
-    loss: list[float] = dataclasses.field(default_factory=list)
-    rejected: np.ndarray | None = None
-    observed: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    xi: np.ndarray | None = None
-    seconds: float = 0.0
-    first_seconds: float = 0.0
-
-
 def run(
     task: Task,
     algorithm: Algorithm,
@@ -197,6 +181,7 @@ def run(
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: int = 10,
     fingerprint: dict[str, Any] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Run:
     """Train for `rounds` rounds and evaluate the personal models.
 
@@ -213,16 +198,27 @@ def run(
         observe: `Info -> {name: number}`, called at each evaluation; collected in `Run.observed`.
         progress: draw a progress bar.
         label: its label.
-        checkpoint_dir: save state and history there, and go on from the newest checkpoint found there.
+        checkpoint_dir: save state and history there, and go on from the newest checkpoint found there: on the same
+            device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown.
+            SIGINT and SIGTERM then finish the round and save it; a second one stops at once.
         checkpoint_every: rounds between checkpoints.
-        fingerprint: settings that a checkpoint must have been made with; another's is refused.
+        fingerprint: settings of `algorithm` that a checkpoint must have been made with; another's is refused, as is
+            one of other data, another `seed`, or another of the numbers here that change results.
+        mesh: from `sharding.client_mesh`: the devices, of this process or of several, to spread the clients over. With
+            several processes all of them call `run` alike, with the data of all clients or with what
+            `sharding.from_owned` made of each one's own. None: the mesh that the data lie on, or one device.
 
     Returns:
-        A `Run`.
+        A `Run`. On a mesh, `state` has the rows that `sharding.shard` adds; nothing else has.
 
     Raises:
-        ValueError: bad arguments, data that do not match, a checkpoint of other settings.
+        ValueError: bad arguments, data that do not match, a checkpoint that is damaged or of other settings.
+        Stopped: a signal came while there was a `checkpoint_dir`; a kind of KeyboardInterrupt.
         NegativeSelfWeightError: see `round`.
+
+    The same seed on the same device gives the same bits. Another `Solver.chunk`, another order of clients or another
+    number of devices adds up the same numbers in another order: parameters then agree to about 1e-5, relative, after a
+    few rounds, and drift apart as rounding differences do in any training; accuracies are alike but for a few examples.
 
     >>> import optax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
@@ -236,53 +232,53 @@ def run(
 
     checks.whole("rounds", rounds, low=1)
     checks.whole("evaluate_every", evaluate_every, low=1)
+    checks.whole("checkpoint_every", checkpoint_every, low=1)
     _check_shares(participation, drop_rate)
     check_pair(train, test)
     key = jax.random.key(seed)
-    m = train.y.shape[0]
-    online = jax.jit(lambda k: train.online & sample_online(k, m, participation, drop_rate))
+    m = sharding.count(train)
+    if mesh is not None:
+        train, test = sharding.shard(train, mesh), sharding.shard(test, mesh)
 
-    result = Run(algorithm.init(key, train), accuracy=np.zeros((0, m), np.float32), rejected=np.zeros(m, int))
-    saved = Checkpoints(checkpoint_dir, fingerprint) if checkpoint_dir is not None else None
-    done = saved.restore(result) if saved else 0
+    @jax.jit
+    def online(k: Array, willing: Array) -> Array:
+        return willing & jnp.pad(sample_online(k, m, participation, drop_rate), (0, len(willing) - m))
 
-    with _bar(progress) as bar:
+    result = Run(sharding.init(algorithm, key, train), accuracy=np.zeros((0, m), np.float32), rejected=np.zeros(m, int))
+    own = {"seed": seed, "participation": participation, "drop_rate": drop_rate, "evaluate_every": evaluate_every}
+    if checkpoint_dir is not None:
+        own |= {"train": describe(train, m), "test": describe(test, m), **(fingerprint or {})}
+    first = jax.process_index() == 0
+
+    with (
+        opened(checkpoint_dir, own) as saved,
+        # Several processes would have to agree on the round; each of them falls back on its last checkpoint instead.
+        StopOnSignal(saved is not None and jax.process_count() == 1) as asked,
+        books.bar(progress and first) as bar,
+    ):
+        done = saved.restore(result) if saved else 0
+        if done > rounds:
+            raise ValueError(f"rounds={rounds}, but the checkpoint in {checkpoint_dir} has {done} rounds behind it")
         line = bar.add_task(label, total=rounds, completed=done, note="")
         for k in range(done, rounds):
             began = time.perf_counter()
             key_online, key_round, key_use = jax.random.split(jax.random.fold_in(key, k), 3)
-            taking_part = train._replace(online=online(key_online))
+            taking_part = train._replace(online=online(key_online, train.online))
             result.state, info = round(algorithm, result.state, taking_part, key_round)
+            info = sharding.trim(info, m)
             result.rejected += np.asarray(info.rejected)
             note = ""
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
-                accuracy = np.asarray(_personal_accuracy(task, algorithm, key_use, result.state, train, test))
-                _record(result, k + 1, accuracy, info, observe)
+                with sharding.over(train):
+                    accuracy = np.asarray(_personal_accuracy(task, algorithm, key_use, result.state, train, test))[:m]
+                books.record(result, k + 1, accuracy, info, observe)
                 note = f"{100 * accuracy.mean():.2f} %"
             took = time.perf_counter() - began
             result.seconds += took
             result.first_seconds = result.first_seconds or took
             bar.update(line, advance=1, **({"note": note} if note else {}))
-            if saved and ((k + 1) % checkpoint_every == 0 or k + 1 == rounds):
+            if saved and (asked.signal or (k + 1) % checkpoint_every == 0 or k + 1 == rounds):
                 saved.save(k + 1, result)
-    if saved:
-        saved.close()
+            if asked.signal:
+                raise Stopped(asked.signal, k + 1, rounds)
     return result
-
-
-def _record(result: Run, k: int, accuracy: np.ndarray, info: Info, observe: Callable | None) -> None:
-    """Add one evaluation to the books."""
-    trained = (np.asarray(info.epochs) > 0) & ~np.asarray(info.rejected)
-    result.rounds.append(k)
-    result.accuracy = np.concatenate([result.accuracy, accuracy[None]])
-    result.loss.append(float(np.asarray(info.loss)[trained].mean()) if trained.any() else float("nan"))
-    result.xi = None if info.xi is None else np.asarray(info.xi)
-    for name, value in (observe(info) if observe else {}).items():
-        result.observed.setdefault(name, []).append(float(value))
-
-
-def _bar(shown: bool) -> Progress:
-    """A progress bar that also shows the last accuracy."""
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-               TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
-    return Progress(*columns, disable=not shown)

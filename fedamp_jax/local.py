@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import checks, stacked
+from fedamp_jax import checks, sharding, stacked
 from fedamp_jax.types import Array, Batch, Data, Info, PyTree, Task, Variables
 
 
@@ -308,7 +308,7 @@ def draw_epochs(solver: Solver, keys: Array, online: Array) -> Array:
 def for_each_client(
     solver: Solver, key: Array, data: Data, local: Callable[..., tuple[Any, Array]], keep: Any, *args: Any
 ) -> tuple[Any, Info]:
-    """Run `local` for every client that is online.
+    """Run `local` for every client that is online; on several devices each runs its own clients, in chunks of its own.
 
     Args:
         solver: for the number of epochs and the chunk.
@@ -322,9 +322,6 @@ def for_each_client(
     Returns:
         The new `keep`, and `Info` without `xi`.
     """
-    m = data.y.shape[0]
-    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(data.id)
-    epochs = draw_epochs(solver, keys[:, 0], data.online)
 
     def one(key: Array, client: Data, epochs: Array, keep_i: Any, *args_i: Any) -> tuple[Any, Array, Array]:
         new, loss = local(key, client, epochs, keep_i, *args_i)
@@ -333,25 +330,38 @@ def for_each_client(
         chosen = jax.tree.map(lambda a, b: jnp.where(fine & took_part, a, b), new, keep_i)
         return chosen, jnp.where(took_part, loss, 0.0), took_part & ~fine
 
-    chunk = chunk_size(solver.chunk, m, sum(a.size for a in jax.tree.leaves(keep)) // m)
-    if chunk >= m:
-        new, loss, rejected = jax.vmap(one)(keys[:, 1], data, epochs, keep, *args)
+    def on_device(data: Data, keep: Any, *args: Any) -> tuple[Any, Info]:
+        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(data.id)
+        epochs = draw_epochs(solver, keys[:, 0], data.online)
+        m = data.y.shape[0]
+        chunk = chunk_size(solver.chunk, m, sum(a.size for a in jax.tree.leaves(keep)) // m)
+        new, loss, rejected = _in_chunks(one, chunk, epochs * data.size, keys[:, 1], data, epochs, keep, *args)
         return new, Info(loss, epochs, rejected)
+
+    return sharding.per_device(on_device)(data, keep, *args)
+
+
+def _in_chunks(
+    one: Callable[..., tuple], chunk: int, work: Array, key: Array, data: Data, epochs: Array, keep: Any, *args: Any
+) -> tuple[Any, Array, Array]:
+    """`one` for each of M rows, `chunk` at a time, the ones with most `work [M]` first; those without are not run."""
+    m = len(work)
+    if chunk >= m:
+        return jax.vmap(one)(key, data, epochs, keep, *args)
 
     # The longest first, so that a chunk's members are of like length and those without work fill whole chunks at the
     # end, which are not run. Results are written into `keep`'s own buffer: no second stack of models is made.
-    order = jnp.argsort(-epochs * data.size, stable=True)
+    order = jnp.argsort(-work, stable=True)
     order = jnp.concatenate([order, jnp.full((-m % chunk,), m, order.dtype)])
     needed = (jnp.sum(epochs > 0) + chunk - 1) // chunk
 
     def run_chunk(c: Array, out: tuple) -> tuple:
         rows = jax.lax.dynamic_slice_in_dim(order, c * chunk, chunk)  # row m is nobody: read clipped, never written
-        key, client, epochs_c, keep_c, *args_c = jax.tree.map(
-            lambda a: a.at[rows].get(mode="clip"), (keys[:, 1], data, epochs, out[0], *args)
+        key_c, client, epochs_c, keep_c, *args_c = jax.tree.map(
+            lambda a: a.at[rows].get(mode="clip"), (key, data, epochs, out[0], *args)
         )
-        result = jax.vmap(one)(key, client, jnp.where(rows < m, epochs_c, 0), keep_c, *args_c)
+        result = jax.vmap(one)(key_c, client, jnp.where(rows < m, epochs_c, 0), keep_c, *args_c)
         return jax.tree.map(lambda a, r: a.at[rows].set(r, mode="drop"), out, result)
 
     out = (keep, jnp.zeros((m,), jnp.float32), jnp.zeros((m,), bool))
-    new, loss, rejected = jax.lax.fori_loop(0, needed, run_chunk, out)
-    return new, Info(loss, epochs, rejected)
+    return jax.lax.fori_loop(0, needed, run_chunk, out)

@@ -48,7 +48,7 @@ def convergence(results: Mapping[str, Any]) -> Figure:
     for name, method in results["methods"].items():
         _line(axes, name, method["rounds"], method["mean_accuracy"], results["methods"])
     axes.set(xlabel="communication round", ylabel="mean test accuracy (%)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     _legend(figure)
     figure.suptitle(f"Convergence: {_text(results)}")
     return figure
@@ -113,7 +113,7 @@ def group_discovery(results: Mapping[str, Any]) -> Figure | None:
     if figure is not None:
         for panel in figure.axes:
             panel.set(xlabel="communication round", ylim=(None, 1.04))
-            panel.xaxis.get_major_locator().set_params(integer=True)
+            panel.locator_params(axis="x", integer=True)
         figure.suptitle(f"Discovery of the groups: {_text(results)}")
     return figure
 
@@ -134,6 +134,30 @@ def sigma_sensitivity(rows: Mapping[str, Mapping[str, Any]], chance: float | Non
         for panel in figure.axes:
             panel.set(xlabel="sigma (log scale)", xscale="log")
         figure.suptitle("Sensitivity to sigma")
+    return figure
+
+
+def panels(summary: Mapping[str, Any]) -> Figure:
+    """Mean test accuracy after each round, a panel per setting (Figs. 6 to 9 of the FedAMP paper, 2 and 6 of PFLEGO's).
+
+    Read is `parts`: title of the panel to `methods`, each with `rounds` (`[R]`) and `mean_accuracy` (`[R]`, percent).
+    """
+    parts = summary["parts"]
+    columns = min(3, len(parts))
+    rows = -(-len(parts) // columns)
+    figure, axes = _figure(1.0 + 3.6 * columns, 0.9 + 3.4 * rows, rows, columns)
+    for panel, (title, part) in zip(axes, parts.items(), strict=False):
+        for name, method in part["methods"].items():
+            _line(panel, name, method["rounds"], method["mean_accuracy"], part["methods"])
+        panel.set(title=_text(title), xlabel="communication round")
+        panel.locator_params(axis="x", integer=True)
+    for panel in axes[len(parts) :]:
+        panel.remove()
+    low, high = (pick(panel.get_ylim()[end] for panel in figure.axes) for end, pick in enumerate((min, max)))
+    for number, panel in enumerate(figure.axes):  # One scale, so that the panels can be compared.
+        panel.set(ylim=(low, high), ylabel="" if number % columns else "mean test accuracy (%)")
+    _legend(figure, below=True)
+    figure.suptitle(_text(summary))
     return figure
 
 
@@ -231,8 +255,8 @@ def _style(name: str, methods: Iterable[str]) -> tuple[str, str, str]:
 
 def _legend(figure: Figure, below: bool = False) -> None:
     """One legend for all panels."""
-    entries = {line.get_label(): line for panel in figure.axes for line in panel.get_lines()}
-    place = {"loc": "outside lower center", "ncols": 4} if below else {"loc": "outside right center"}
+    entries = {str(line.get_label()): line for panel in figure.axes for line in panel.get_lines()}
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 4} if below else {"loc": "outside right center"}
     figure.legend(list(entries.values()), list(entries), frameon=False, handlelength=3.2, **place)
 
 

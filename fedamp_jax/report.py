@@ -42,7 +42,8 @@ _NOTES = {
     "Sensitivity to sigma": "What each value of sigma, the scale of the attention, leads to.",
     "results": """BMTA: best mean test accuracy, the highest mean over clients in any evaluated round; final: the mean
         in the last round; s / round: seconds per round; rejected: clients that kept their previous model in some round
-        because their update was not finite.""",
+        because their update was not finite. ±: standard deviation over seeds; of the last rounds, PFLEGO's score, the
+        95% confidence interval over clients.""",
     "wilcoxon": """Two-sided Wilcoxon signed-rank test over the clients' accuracies, and in brackets the points of BMTA
         by which the method of the column is above (+) or below (-) that of the row. * p below 0.0001, the level that
         the paper reports. Not corrected for the number of comparisons.""",
@@ -77,17 +78,12 @@ def html(results: Mapping[str, Any], figures: Mapping[str, Picture]) -> str:
     results = _plain(results, "results")
     methods, title = results["methods"], f"{results['experiment']} on {results['dataset']}"
     groups = f" in {len(set(results['groups']))} groups" if results.get("groups") else ""
-    facts = [
-        f"{results['clients']} clients{groups}",
-        f"{results['rounds']} rounds",
-        results["device"],
-        results["created"],
-    ]
+    size = f"{results['clients']} clients{groups}; {results['rounds']} rounds"
     own = {name: ", ".join(f"{k} = {v}" for k, v in (m.get("settings") or {}).items()) for name, m in methods.items()}
     body = [
         f"<h1>{escape(title)}</h1>",
         _paragraph(headline(results), "headline"),
-        _paragraph("; ".join(facts), "note"),
+        _paragraph(f"{size}; {results['device']}; {results['created']}", "note"),
         "<h2>Results</h2>",
         _table(*_results_rows(results)),
         _paragraph(_NOTES["results"], "note"),
@@ -212,15 +208,18 @@ def _results_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     """Head and cells of the table of results, and which row is the best."""
     methods = _plain(results["methods"], "methods")
     paper = any(method.get("paper") is not None for method in methods.values())
+    scored = any(method.get("last_rounds") for method in methods.values())
     rows = []
     for name, method in methods.items():
-        ours, theirs = method["bmta"], method.get("paper")
-        beside = [_number(theirs), _gap(ours, theirs)] if paper else []
+        score, theirs = method.get("last_rounds") or {}, method.get("paper")
+        shown = [_spread(method[key], method.get(f"{key}_std")) for key in ("bmta", "final")]
+        last = [_spread(score.get("mean"), score.get("ci95"))] * scored
+        beside = [_number(theirs), _gap(score.get("mean", method["bmta"]), theirs)] * paper
         time = _number(method.get("seconds_per_round"), ".3g")
-        last = [str(method["best_round"]), time, str(len(method.get("rejected") or {}))]
-        rows.append([name, _number(ours), _number(method.get("final")), *beside, *last])
-    beside = ["paper (%)", "ours - paper"] if paper else []
-    head = ["method", "BMTA (%)", "final (%)", *beside, "best round", "s / round", "rejected"]
+        end = [str(method["best_round"]), time, str(len(method.get("rejected") or {}))]
+        rows.append([name, *shown, *last, *beside, *end])
+    between = ["last rounds (%)"] * scored + ["paper (%)", "ours - paper"] * paper
+    head = ["method", "BMTA (%)", "final (%)", *between, "best round", "s / round", "rejected"]
     return head, rows, [*methods, _best(methods)].index(_best(methods))
 
 
@@ -287,6 +286,10 @@ def _best(methods: Mapping[str, Any]) -> str | None:
 
 def _number(value: float | None, form: str = ".2f") -> str:
     return "–" if value is None else format(value, form)
+
+
+def _spread(value: float | None, spread: float | None) -> str:
+    return _number(value) + (f"±{spread:.2f}" if spread is not None else "")
 
 
 def _gap(ours: float | None, theirs: float | None) -> str:

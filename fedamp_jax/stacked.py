@@ -1,12 +1,14 @@
 """Operations on trees with a leading client axis: the server's side of every method.
 
 A stacked tree holds one model per client: every leaf is `[M, ...]`. Nothing here copies the stack: each leaf is
-contracted where it lies, so that `W [M, D]` never exists a second time as one flat matrix.
+contracted where it lies, so that `W [M, D]` never exists a second time as one flat matrix. On several devices what
+sums over clients lays the parameters over the devices first (see `fedamp_jax.sharding`).
 """
 
 import jax
 import jax.numpy as jnp
 
+from fedamp_jax import sharding
 from fedamp_jax.types import Array, PyTree
 
 # Parameters per step of the distance sum: the slice of all clients ([M, 1024] float32) stays in a CPU's second-level
@@ -48,7 +50,14 @@ def mix(weights: Array, tree: PyTree) -> PyTree:
     >>> mix(jnp.array([[0.5, 0.5], [0.0, 1.0]]), {"w": jnp.array([[2.0], [4.0]])})["w"].tolist()
     [[3.0], [4.0]]
     """
-    return jax.tree.map(lambda a: jnp.einsum("ij,j...->i...", weights, a, precision="highest"), tree)
+    weights = sharding.everywhere(weights)
+
+    def one(a: Array) -> Array:
+        flat = a.reshape(a.shape[0], -1)
+        mixed = jnp.einsum("ij,jd->id", weights, sharding.by_parameters(flat), precision="highest")
+        return sharding.by_clients(mixed, flat.shape[1]).reshape(a.shape)
+
+    return jax.tree.map(one, tree)
 
 
 def mean(weights: Array, tree: PyTree) -> PyTree:
@@ -61,9 +70,8 @@ def mean(weights: Array, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: jnp.einsum("i,i...->...", share, a, precision="highest"), tree)
 
 
-def _pairwise(leaf: Array, scale: Array) -> Array:
-    """`[M, M]` sums over the parameters of one leaf of `(scale_i w_i - scale_j w_j)^2`."""
-    flat = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
+def _pairwise(flat: Array, scale: Array) -> Array:
+    """`[M, M]` sums over the parameters of one leaf `flat [M, d]` of `(scale_i w_i - scale_j w_j)^2`."""
     width = flat.shape[1]
 
     def block(start: Array | int, size: int) -> Array:
@@ -96,7 +104,12 @@ def sq_dists(tree: PyTree, scale: Array | None = None) -> Array:
     """
     m = clients(tree)
     scale = jnp.ones((m,), jnp.float32) if scale is None else scale
-    return sum((_pairwise(leaf, scale) for leaf in jax.tree.leaves(tree)), jnp.zeros((m, m), jnp.float32))
+
+    def distances(flats: list[Array], scale: Array) -> Array:
+        return sum((_pairwise(flat.astype(jnp.float32), scale) for flat in flats), jnp.zeros((m, m), jnp.float32))
+
+    flats = [sharding.by_parameters(leaf.reshape(m, -1)) for leaf in jax.tree.leaves(tree)]
+    return sharding.summed(distances, flats, sharding.everywhere(scale))
 
 
 def cosines(tree: PyTree) -> Array:

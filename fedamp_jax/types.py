@@ -81,7 +81,8 @@ class Data(NamedTuple):
     Attributes:
         x: `[M, N, ...]`; uint8 stays uint8 until a step reads it. What lies beyond `size` is never read into a result.
         y: `[M, N]` int32 labels.
-        size: `[M]` int32, how many of the N rows are examples, at least 1.
+        size: `[M]` int32, how many of the N rows are examples, at least 1; 0 marks a row that is nobody, as
+            `fedamp_jax.sharding` adds them where the devices do not divide the clients.
         classes: `[M]` int32, number of classes of each client.
         id: `[M]` int32, the client's name in random number generation: results follow it, not the position.
         online: `[M]` bool, who takes part in this round. A client that is offline neither trains nor sends.

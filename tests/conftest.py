@@ -13,6 +13,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 8)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _drop_programs():
+    """Compiled programs hold memory maps, of which a process may have 65,530: with all of the suite's it crashes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def _own_cache_folder(tmp_path, monkeypatch):
     """No test reads or writes the user's cache of data sets."""

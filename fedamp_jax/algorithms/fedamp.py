@@ -47,7 +47,7 @@ def _attentive(
 
     def round(key, state, data):
         k, mine = state.round, state.clients.variables
-        sends = data.online if stale == "exclude" else jnp.ones_like(data.online)
+        sends = data.online if stale == "exclude" else data.size > 0
         xi = weights(mine.params, data.online, sends, k)
         # With a negative self weight u_i is no convex combination, so nobody trains; `fedamp_jax.round` reports it.
         data = data._replace(online=data.online & jnp.all(jnp.diagonal(xi) >= 0))

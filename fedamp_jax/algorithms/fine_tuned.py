@@ -16,7 +16,7 @@ def tune(task: Task, solver: Solver, key: Array, data: Data, models: Variables, 
         k = jnp.zeros((), jnp.int32)
         return solve(task, tuner, key, client, mine.variables, epochs=epochs, k=k, trainable=trainable)
 
-    everybody = data._replace(online=jnp.ones_like(data.online))
+    everybody = data._replace(online=data.size > 0)
     return for_each_client(tuner, key, everybody, local, Local(models))[0].variables
 
 

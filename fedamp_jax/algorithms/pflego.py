@@ -126,7 +126,7 @@ def pflego(
         model, k = state.model, state.model.round
         begin = assemble(model, data)
         head = head_mask(task, begin.params)
-        boost = data.y.shape[0] / jnp.maximum(jnp.sum(data.online), 1)  # I / r
+        boost = jnp.sum(data.size > 0) / jnp.maximum(jnp.sum(data.online), 1)  # I / r
         share = data.size / jnp.sum(data.size)  # alpha_i, over ALL clients
 
         def local(key, client, epochs, mine, share_i):

@@ -97,7 +97,8 @@ def scaffold(
         (controls, clients), info = for_each_client(sgd, key, data, local, (state.controls, state.clients))
         counts = (data.online & ~info.rejected).astype(jnp.float32)  # the clients of S, all alike
         change = jax.tree.map(jnp.subtract, controls, state.controls)
-        present = jnp.mean(counts)  # |S| / M; of the others the variates did not change
+        # |S| / M; of the others the variates did not change.
+        present = jnp.sum(counts) / jnp.sum(data.size > 0).astype(jnp.float32)
         control = jax.tree.map(lambda a, d: a + present * d, c, stacked.mean(counts, change))
         step = checks.at_round(global_step, k)
         mean = average(counts, clients.params, x)

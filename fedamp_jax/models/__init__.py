@@ -1,2 +1,9 @@
-"""Models."""
-from fedamp_jax.models.task import cross_entropy, from_linen
+"""Models: the papers' networks as `Task`s, and `from_linen` for any Flax Linen module."""
+
+from fedamp_jax.models.cnn import cifar_cnn, cnn
+from fedamp_jax.models.mlp import mlp
+from fedamp_jax.models.omniglot import omniglot_cnn
+from fedamp_jax.models.resnet import resnet18
+from fedamp_jax.models.task import Classifier, cross_entropy, from_linen
+
+__all__ = ["Classifier", "cifar_cnn", "cnn", "cross_entropy", "from_linen", "mlp", "omniglot_cnn", "resnet18"]

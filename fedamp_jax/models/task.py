@@ -181,7 +181,7 @@ def _inspect(module: _Module) -> tuple[list[str], jax.ShapeDtypeStruct]:
 
     logits = jax.eval_shape(shapes, jax.random.key(0))
     if logits.ndim != 2:
-        raise ValueError(f"a model must give logits of shape [B, C]; for one example of shape {module.shape} this one gives {logits.shape}")
+        raise ValueError(f"logits must be [B, C]; for x of shape {(1, *module.shape)} the model gives {logits.shape}")
     return paths, logits
 
 
@@ -197,9 +197,9 @@ def from_linen(
     """Makes a `Task` of a Flax Linen module.
 
     The module's `__call__(x)` may also take `train` (bool) and `mask` (`[B]` bool, True for real rows; give it to
-    BatchNorm as `mask=mask[:, None]...`, so that a partial batch is normalised by its real rows only). uint8 inputs reach it as
-    float32 in 0..1, padding rows as zeros. BatchNorm statistics (`batch_stats`) become `Variables.stats`; a random generator
-    named `dropout` is there in training.
+    BatchNorm as `mask=mask[:, None]`, so that a partial batch is normalised by its real rows only). uint8 inputs reach
+    it as float32 in 0..1, padding rows as zeros. BatchNorm's statistics (`batch_stats`) become `Variables.stats`; a
+    random generator named `dropout` is there in training.
 
     Args:
         model: the module; a `Classifier` also gives the task `features` and `head_loss`.

@@ -1,0 +1,55 @@
+"""What a run keeps: its result, how an evaluation is added to it, and the bar that shows it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedamp_jax.types import Info
+
+
+@dataclasses.dataclass
+class Run:
+    """What `run` leaves behind.
+
+    Attributes:
+        state: the algorithm's last state.
+        rounds: evaluated rounds, 1-based; K of them below.
+        accuracy: `[K, M]` float32 in 0..1, each client's test accuracy.
+        loss: `[K]` mean training loss of those who trained; NaN if nobody did.
+        rejected: `[M]` int, how often each client's update was thrown away.
+        observed: what `observe` returned, a list of K numbers per name.
+        xi: `[M, M]`, the last round's weights, or None.
+        seconds: wall-clock seconds of rounds and evaluations, the first round's compilation included.
+        first_seconds: seconds of the first round and evaluation alone, which compile.
+    """
+
+    state: Any
+    rounds: list[int] = dataclasses.field(default_factory=list)
+    accuracy: np.ndarray | None = None
+    loss: list[float] = dataclasses.field(default_factory=list)
+    rejected: np.ndarray | None = None
+    observed: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    xi: np.ndarray | None = None
+    seconds: float = 0.0
+    first_seconds: float = 0.0
+
+
+def record(result: Run, k: int, accuracy: np.ndarray, info: Info, observe: Callable | None) -> None:
+    """Add one evaluation to the books."""
+    trained = (np.asarray(info.epochs) > 0) & ~np.asarray(info.rejected)
+    result.rounds.append(k)
+    result.accuracy = np.concatenate([result.accuracy, accuracy[None]])
+    result.loss.append(float(np.asarray(info.loss)[trained].mean()) if trained.any() else float("nan"))
+    result.xi = None if info.xi is None else np.asarray(info.xi)
+    for name, value in (observe(info) if observe else {}).items():
+        result.observed.setdefault(name, []).append(float(value))
+
+
+def bar(shown: bool) -> Progress:
+    """A progress bar that also shows the last accuracy."""
+    said = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    columns = (*said, TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, disable=not shown)
