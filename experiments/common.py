@@ -64,6 +64,8 @@ class Options:
     """Evaluate after every that many rounds."""
     checkpoint_every: int = 10
     """Rounds between checkpoints."""
+    devices: int | None = None
+    """Spread the clients over so many devices; a CPU is cut into them. Default: one, or all that the processes have."""
     resume: bool = False
     """Go on with an interrupted run of the same settings."""
     quick: bool = False
@@ -143,7 +145,9 @@ def make_algorithms(setting: str, options: Options, federation: Federation, task
         "FedRep": fedamp_jax.fedrep(task, adam),
         "FedBABU": fedamp_jax.fedbabu(task, adam),
         "FedRecon": fedamp_jax.fedrecon(task, adam),
-        "PFLEGO": fedamp_jax.pflego(task, tau, beta=settings.BETA, rho=settings.RHO, server_optimizer=optax.adam(settings.RHO)),
+        "PFLEGO": fedamp_jax.pflego(
+            task, tau, beta=settings.BETA, rho=settings.RHO, server_optimizer=optax.adam(settings.RHO)
+        ),
     }
 
 
@@ -152,6 +156,7 @@ def main(experiment: str, setting: str) -> None:
     text = f"The {setting} setting of the FedAMP paper; results, figures and a report."
     command = tyro.cli(Command, description=text)
     with runner.errors_for_people():
+        runner.use_devices(command.devices)
         folder = Path(command.out) if command.out else runner.default_folder(experiment, command)
         train = functools.partial(execute, experiment, setting)
         parts.run(experiment, variants_of(command), command.seeds, folder, train)

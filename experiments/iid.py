@@ -1,8 +1,8 @@
 """The iid setting of the FedAMP paper (Huang et al. 2021, Section 7 and Appendix C), every method, one command.
 
-    python experiments/iid.py                       # the bundled digits, in a few minutes on a laptop
-    python experiments/iid.py --dataset mnist --data-dir DIR
-    python experiments/iid.py --help
+python experiments/iid.py                       # the bundled digits, in a few minutes on a laptop
+python experiments/iid.py --dataset mnist --data-dir DIR
+python experiments/iid.py --help
 """
 
 from common import main

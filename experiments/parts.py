@@ -34,7 +34,9 @@ class Variant(NamedTuple):
 Train = Callable[[Any, Path], dict[str, Any]]  # (options, folder) -> results
 
 
-def run(experiment: str, variants: Sequence[Variant], seeds: Sequence[int], folder: Path, train: Train) -> dict[str, Any]:
+def run(
+    experiment: str, variants: Sequence[Variant], seeds: Sequence[int], folder: Path, train: Train
+) -> dict[str, Any]:
     """Train every variant with every seed; returns the results that `folder` gets.
 
     A single variant with a single seed is a run in `folder` itself. Several seeds lie in `seed=...`, several variants
@@ -142,6 +144,7 @@ def summarize(
     light = {
         title: {
             "folder": _slug(title),
+            "settings": part["settings"],
             "clients": part["clients"],
             "methods": {name: {**method, "xi": None} for name, method in part["methods"].items()},
             "wilcoxon": part["wilcoxon"],

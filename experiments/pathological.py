@@ -1,8 +1,8 @@
-"""The pathological setting of the FedAMP paper (Huang et al. 2021, Section 7 and Appendix C), every method, one command.
+"""The pathological setting of the FedAMP paper (Huang et al. 2021, Section 7, Appendix C), every method, one command.
 
-    python experiments/pathological.py                       # the bundled digits, in a few minutes on a laptop
-    python experiments/pathological.py --dataset mnist --data-dir DIR
-    python experiments/pathological.py --help
+python experiments/pathological.py                       # the bundled digits, in a few minutes on a laptop
+python experiments/pathological.py --dataset mnist --data-dir DIR
+python experiments/pathological.py --help
 """
 
 from common import main

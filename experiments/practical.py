@@ -1,8 +1,8 @@
 """The practical setting of the FedAMP paper (Huang et al. 2021, Section 7 and Appendix C), every method, one command.
 
-    python experiments/practical.py                       # the bundled digits, in a few minutes on a laptop
-    python experiments/practical.py --dataset mnist --data-dir DIR
-    python experiments/practical.py --help
+python experiments/practical.py                       # the bundled digits, in a few minutes on a laptop
+python experiments/practical.py --dataset mnist --data-dir DIR
+python experiments/practical.py --help
 """
 
 from common import main

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import optax
 import settings
+from jax.experimental import multihost_utils
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
@@ -27,7 +28,7 @@ from fedamp_jax.data import Federation
 console = Console()
 
 # Neither where a run writes nor how it is cut up belongs to what it computes.
-NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods")
+NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices")
 
 
 @contextlib.contextmanager
@@ -36,7 +37,8 @@ def errors_for_people() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, FileNotFoundError) as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        text = f"[red]error:[/red] {escape(str(error))}"
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -107,8 +109,32 @@ def open_folder(folder: Path, options: Any, experiment: str) -> dict[str, Any]:
     if found is None and folder.exists() and any(folder.iterdir()) and not (folder / "checkpoints").exists():
         raise ValueError(f"--out {folder} holds other files; give an empty or new folder")
     if not options.resume:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        remove(folder / "checkpoints")
     return found["methods"] if found and options.resume else {}
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, if it is there; of several processes the first does, once all of them have come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"before removing {folder}")
+    if jax.process_index() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"after removing {folder}")
+
+
+def use_devices(devices: int | None) -> None:
+    """Cut the CPU into `devices`. Before jax has looked at it, and not in a process that others wait for."""
+    if devices is not None and not jax.distributed.is_initialized():
+        checks.whole("devices", devices, low=1)
+        jax.config.update("jax_num_cpu_devices", devices)
+
+
+def mesh_for(options: Any) -> jax.sharding.Mesh | None:
+    """The devices to spread the clients over; None for the one that jax takes by itself."""
+    if options.devices is None and jax.process_count() == 1:
+        return None
+    return fedamp_jax.sharding.client_mesh(options.devices)
 
 
 def describe_device() -> str:
@@ -133,7 +159,7 @@ def describe_run(experiment: str, options: Any) -> dict[str, Any]:
     """The head of `results.json`: what was run, on what, when."""
     return {
         "experiment": experiment,
-        "dataset": options.dataset,
+        "dataset": getattr(options, "dataset", "made up"),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
         "settings": settings_of(options),
@@ -230,8 +256,8 @@ def train_methods(
             results["methods"][name]["last_rounds"] = last_rounds(100.0 * result.accuracy, score_rounds)
         results["wilcoxon"] = metrics.wilcoxon_table({n: r["accuracy"] for n, r in results["methods"].items()})
         report.write_json(results, folder / "results.json")
-        shutil.rmtree(checkpoints)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        remove(checkpoints)
+    remove(folder / "checkpoints")
     return results
 
 
@@ -255,7 +281,7 @@ def train_one(
             task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
             participation=options.participation, drop_rate=options.drop_rate, evaluate_every=every,
             observe=watch(federation.groups), label=name, checkpoint_dir=checkpoints,
-            checkpoint_every=options.checkpoint_every,
+            checkpoint_every=options.checkpoint_every, mesh=mesh_for(options),
             fingerprint={"experiment": experiment, "method": name, **settings_of(options)},
         )  # fmt: skip
     return result
@@ -263,6 +289,8 @@ def train_one(
 
 def write_files(results: dict[str, Any], folder: Path, figures: Mapping[str, Figure | None] | None = None) -> None:
     """What is made from the results: `results.json`, `history.csv`, figures, `report.html`, and the table."""
+    if jax.process_index() > 0:  # the first of several processes does it
+        return
     report.write_json(results, folder / "results.json")
     report.write_history(results, folder / "history.csv")
     report.write(results, folder, figures or {})

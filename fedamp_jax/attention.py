@@ -38,6 +38,7 @@ def _with_self(off: Array, self_weight: Array) -> Array:
 
 def _edges(hears: Array, sends: Array) -> Array:
     """`[M, M]` bool: j's model may reach i. A client reaches itself only through `xi_ii`."""
+    hears, sends = sharding.everywhere((hears, sends))
     return hears[:, None] & sends[None] & ~jnp.eye(hears.shape[0], dtype=bool)
 
 

@@ -50,7 +50,11 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def save(self, done: int, result: Any) -> None:
-        """Write the `Run` after `done` rounds. Returns when the arrays are copied; the disk is written meanwhile."""
+        """Write the `Run` after `done` rounds. Returns when the arrays are copied; the disk is written meanwhile.
+
+        Raises:
+            OSError: if this checkpoint, or the last one in the background, cannot be written.
+        """
         arrays = {name: getattr(result, name) for name in _ARRAYS}
         # By number instead of by name, so that a state may hold what orbax has no path for; `_shapes` tells the names.
         leaves = {f"state{i}": a for i, a in enumerate(jax.tree.leaves(result.state))} | arrays
@@ -61,7 +65,8 @@ class Checkpoints:
         to = self._ocp.args
         identity = {**self._fingerprint, "format": FORMAT, "state": type(result.state).__name__}
         parts = {"books": to.JsonSave(books), "fingerprint": to.JsonSave(identity)}
-        self._manager.save(done, args=to.Composite(arrays=to.StandardSave(leaves), **parts))
+        with self._writable():
+            self._manager.save(done, args=to.Composite(arrays=to.StandardSave(leaves), **parts))
 
     def restore(self, result: Any) -> int:
         """Fill the `Run` from the newest checkpoint.
@@ -102,11 +107,12 @@ class Checkpoints:
         return done
 
     def close(self) -> None:
-        """Wait until everything is on disk."""
-        try:
-            self._manager.wait_until_finished()
-        finally:
-            self._manager.close()
+        """Wait until everything is on disk; raises as `save`."""
+        with self._writable():
+            try:
+                self._manager.wait_until_finished()
+            finally:
+                self._manager.close()
 
     @contextlib.contextmanager
     def _readable(self, done: int) -> Iterator[None]:
@@ -114,10 +120,19 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # json's, TensorStore's and orbax's own, which have nothing in common
-            brief = (str(error).strip() or "no message").splitlines()[0][:200]
             raise ValueError(
-                f"checkpoint {self._directory / str(done)} is damaged ({type(error).__name__}: {brief}). Remove this "
+                f"checkpoint {self._directory / str(done)} is damaged ({_brief(error)}). Remove this "
                 f"folder to go on from the checkpoint before it, or {self._directory} to start over."
+            ) from error
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise OSError(
+                f"a checkpoint cannot be written to {self._directory} ({_brief(error)}). The last ones are whole: make "
+                "room and go on from there."
             ) from error
 
     def _refuse_other(self, found: dict[str, Any], books: dict[str, Any], result: Any) -> list[list[int]]:
@@ -173,6 +188,12 @@ def describe(data: Data, m: int) -> str:
             digest.update(np.ascontiguousarray(np.asarray(a)[:m]))
             total += int(np.asarray(a).sum()) if name == "size" else 0
     return f"{m} clients, {total} examples, digest {digest.hexdigest()}"
+
+
+def _brief(error: Exception) -> str:
+    """The kind of an error and the essence of its message: TensorStore's run over pages, and end with the cause."""
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text if len(text) < 400 else f'{text[:200]} ... {text[-200:]}'}"
 
 
 def _like(a: jax.Array, shape: list[int]) -> Any:

@@ -32,7 +32,7 @@ class NegativeSelfWeightError(ValueError):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
-    state, info = algorithm.round(key, state, data)
+    state, info = sharding.placeless(algorithm.round)(key, state, data)
     return sharding.settle(state, data.y.shape[0]), sharding.everywhere(info)
 
 
@@ -130,7 +130,7 @@ def _evaluate(task: Task, variables: Variables, data: Data) -> Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
-    return evaluate(task, algorithm.personalize(key, state, train), test)
+    return evaluate(task, sharding.placeless(algorithm.personalize)(key, state, train), test)
 
 
 def sample_online(key: Array, m: int, participation: float = 1.0, drop_rate: float = 0.0) -> Array:
@@ -199,7 +199,8 @@ def run(
         progress: draw a progress bar.
         label: its label.
         checkpoint_dir: save state and history there, and go on from the newest checkpoint found there: on the same
-            device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown.
+            device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown; a
+            checkpoint of more rounds is returned as it is.
             SIGINT and SIGTERM then finish the round and save it; a second one stops at once.
         checkpoint_every: rounds between checkpoints.
         fingerprint: settings of `algorithm` that a checkpoint must have been made with; another's is refused, as is
@@ -234,7 +235,8 @@ def run(
     checks.whole("evaluate_every", evaluate_every, low=1)
     checks.whole("checkpoint_every", checkpoint_every, low=1)
     _check_shares(participation, drop_rate)
-    check_pair(train, test)
+    if train.size.is_fully_addressable and test.size.is_fully_addressable:
+        check_pair(train, test)
     key = jax.random.key(seed)
     m = sharding.count(train)
     if mesh is not None:
@@ -257,8 +259,6 @@ def run(
         books.bar(progress and first) as bar,
     ):
         done = saved.restore(result) if saved else 0
-        if done > rounds:
-            raise ValueError(f"rounds={rounds}, but the checkpoint in {checkpoint_dir} has {done} rounds behind it")
         line = bar.add_task(label, total=rounds, completed=done, note="")
         for k in range(done, rounds):
             began = time.perf_counter()

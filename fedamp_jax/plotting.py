@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -169,8 +170,10 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Path:
 
 
 def replace(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file whole or not at all, making its folder; returns the path."""
+    """Write a file whole or not at all, making its folder; returns the path. Of several processes the first writes."""
     path = Path(path)
+    if jax.distributed.is_initialized() and jax.process_index() > 0:
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{os.getpid()}-{path.name}")
     try:

@@ -7,12 +7,15 @@ back), so that no device ever holds all models.
 """
 
 import contextlib
+import contextvars
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -22,9 +25,11 @@ from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree
 AXIS = "clients"
 """The mesh axis that the clients are dealt out over."""
 
-# A context of our own, part of jit's cache key, instead of `jax.set_mesh`: under that one everything traced carries the
-# mesh in its type, and what a client's training closes over (a global model) cannot be used within `shard_map`.
+# A context of our own, part of jit's cache key, and not `jax.set_mesh`: see `placeless`.
 _in_use = jax.make_user_context(None)
+
+# What `by_parameters` has exchanged in the round that is being traced: id of the leaf -> (leaf, trace, result).
+_exchanged: contextvars.ContextVar[dict | None] = contextvars.ContextVar("_exchanged", default=None)
 
 
 def client_mesh(devices: int | None = None) -> Mesh:
@@ -147,6 +152,27 @@ def _constrain(a: Array, *spec: str | None) -> Array:
     return jax.lax.with_sharding_constraint(a, NamedSharding(active(), P(*spec)))
 
 
+def placeless(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, traced as if its arguments lay nowhere; plain `fn` where no mesh is in use.
+
+    An argument of a jitted function carries the mesh that it lies on in its type. Where `per_device` runs a function
+    that closes over such a value (a global model, say), `zeros_like` of it is refused, as the mesh is not the one within.
+    """
+    if active() is None:
+        return fn
+
+    def call(*args: Any) -> Any:
+        plain = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type), args)
+        memo = _exchanged.set({})
+        try:
+            program, out = jax.make_jaxpr(fn, return_shape=True)(*plain)
+        finally:
+            _exchanged.reset(memo)
+        return jax.tree.unflatten(jax.tree.structure(out), jaxpr_as_fun(program)(*jax.tree.leaves(args)))
+
+    return call
+
+
 def per_device(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, run by each device on the rows that it holds; plain `fn` where no mesh is in use.
 
@@ -178,24 +204,32 @@ def per_device(fn: Callable[..., Any]) -> Callable[..., Any]:
     return spread
 
 
-def by_parameters(flat: Array) -> Array:
-    """`flat [M, d]`, clients over the devices, as `[M, d']` with parameters over them: an all-to-all.
+def by_parameters(leaf: Array) -> Array:
+    """`leaf [M, ...]`, clients over the devices, as `[M, d']` with parameters over them: an all-to-all.
 
-    d' is the next multiple of the devices, the columns from d on are zero. Without a mesh, `flat` itself.
+    d' is the next multiple of the devices after d, the parameters in the leaf; columns from d on are zero. Without a
+    mesh, the leaf as `[M, d]`. Within one round a leaf is exchanged once, however often it is asked for.
     """
-    mesh = active()
+    flat, mesh = leaf.reshape(leaf.shape[0], -1), active()
     if mesh is None:
         return flat
+    known = _exchanged.get()
+    here = get_opaque_trace_state()
+    if known is not None and id(leaf) in known and known[id(leaf)][1] == here:
+        return known[id(leaf)][2]
     flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % mesh.size)))
     # The first constraint says where the padding is done: before the exchange, on each device's own rows.
-    return _constrain(_constrain(flat, AXIS), None, AXIS)
+    flat = _constrain(_constrain(flat, AXIS), None, AXIS)
+    if known is not None:
+        known[id(leaf)] = (leaf, here, flat)  # with the leaf, so that its id stays its own
+    return flat
 
 
-def by_clients(flat: Array, width: int) -> Array:
-    """The way back from `by_parameters`: `[M, d']` with parameters over the devices as `[M, width]` with clients."""
-    if active() is None:
-        return flat
-    return _constrain(_constrain(flat, None, AXIS), AXIS)[:, :width]
+def by_clients(flat: Array, shape: tuple[int, ...]) -> Array:
+    """The way back from `by_parameters`: `[M, d']` with parameters over the devices as a leaf of `shape` with clients."""
+    if active() is not None:
+        flat = _constrain(_constrain(flat, None, AXIS), AXIS)[:, : math.prod(shape[1:])]
+    return flat.reshape(shape)
 
 
 def summed(fn: Callable[..., Array], slices: list[Array], *args: Array) -> Array:

@@ -53,9 +53,8 @@ def mix(weights: Array, tree: PyTree) -> PyTree:
     weights = sharding.everywhere(weights)
 
     def one(a: Array) -> Array:
-        flat = a.reshape(a.shape[0], -1)
-        mixed = jnp.einsum("ij,jd->id", weights, sharding.by_parameters(flat), precision="highest")
-        return sharding.by_clients(mixed, flat.shape[1]).reshape(a.shape)
+        mixed = jnp.einsum("ij,jd->id", weights, sharding.by_parameters(a), precision="highest")
+        return sharding.by_clients(mixed, a.shape)
 
     return jax.tree.map(one, tree)
 
@@ -108,7 +107,7 @@ def sq_dists(tree: PyTree, scale: Array | None = None) -> Array:
     def distances(flats: list[Array], scale: Array) -> Array:
         return sum((_pairwise(flat.astype(jnp.float32), scale) for flat in flats), jnp.zeros((m, m), jnp.float32))
 
-    flats = [sharding.by_parameters(leaf.reshape(m, -1)) for leaf in jax.tree.leaves(tree)]
+    flats = [sharding.by_parameters(leaf) for leaf in jax.tree.leaves(tree)]
     return sharding.summed(distances, flats, sharding.everywhere(scale))
 
 

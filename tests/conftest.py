@@ -5,8 +5,8 @@ import os
 # Most of the suite's time is LLVM optimising programs that run for a millisecond. Set before jax reads it.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -113,7 +113,7 @@ ENTRIES = [
     _entry("apfl", own_steps=True, learning_rate=0.2),
     _entry("apfl", "apfl, adaptive", own_steps=True, learning_rate=0.2, adapt_alpha=True, alpha=0.5),
     _entry("ditto"),
-    _entry("ditto", "ditto, own solver", lam=1.0, personal_solver=Solver(optax.adam(0.02), epochs=1, batch_size=4)),
+    _entry("ditto", "ditto, own solver", own_steps=True, lam=1.0, personal_solver=Solver(optax.adam(0.02), epochs=1, batch_size=4)),
     _entry("fedper", common_init=False),
     _entry("fedrep"),
     _entry("fedrep", "fedrep, head solver", head_solver=Solver(optax.sgd(0.5), epochs=3, batch_size=4)),

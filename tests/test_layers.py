@@ -118,10 +118,11 @@ def test_plain_convolutions_only():
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_hands_over_what_is_not_special(lowering):
     """Fails if groups, dilation, layouts or negative padding are computed as if they were not there."""
-    x, w = jnp.ones((2, 6, 6, 4)), jnp.arange(3.0 * 3 * 4 * 4).reshape(3, 3, 4, 4)
+    x = jax.random.normal(jax.random.key(0), (2, 6, 5, 4))
+    w = jax.random.normal(jax.random.key(1), (3, 3, 4, 4))
     ours = functools.partial(conv_general_dilated, lowering=lowering)
     for arguments in (
-        {"rhs_dilation": (2, 2)},
+        {"rhs_dilation": (2, 1)},
         {"lhs_dilation": (2, 1)},
         {"dimension_numbers": ("NWHC", "HWIO", "NHWC")},
         {"padding": ((-1, 0), (0, 0))},
@@ -129,12 +130,12 @@ def test_hands_over_what_is_not_special(lowering):
         arguments = {"window_strides": (1, 1), "padding": ((0, 0), (1, 0)), "dimension_numbers": NHWC} | arguments
         mine, theirs = ours(x, w, **arguments), lax.conv_general_dilated(x, w, **arguments)
         assert mine.dtype == theirs.dtype
-        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
     low = (x.astype(jnp.bfloat16), jnp.ones_like(w, jnp.bfloat16))
     assert ours(*low, (1, 1), "SAME", dimension_numbers=NHWC, preferred_element_type=jnp.float32).dtype == jnp.float32
     grouped = {"dimension_numbers": NHWC, "feature_group_count": 2}
     mine, theirs = (f(x, w[:, :, :2], (1, 1), "SAME", **grouped) for f in (ours, lax.conv_general_dilated))
-    np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_auto_is_measured_on_cpu_and_patches_elsewhere(monkeypatch):

@@ -1,5 +1,6 @@
 """APFL (Deng et al. 2020, Algorithm 1): a mixture of a personal and the global model, trained together."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -98,15 +99,16 @@ def apfl(
     checks.number("alpha", alpha, low=0, high=1, strict=False)
     checks.number("learning_rate", learning_rate, low=0)
     checks.choice("stats", stats, ("local", "mix"))
-    sgd = Solver(lambda k: _projected_sgd(checks.at_round(learning_rate, k)), solver.epochs, solver.batch_size,
-                 chunk=solver.chunk)  # fmt: skip
+    step = lambda k: _projected_sgd(checks.at_round(learning_rate, k))  # noqa: E731
+    sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
     pair = _both(task)
 
     def init(key, data):
         start, m = task.init(key), data.y.shape[0]
         running = stacked.broadcast(start.stats, m)
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round gives all of a state's away
-        mixing = sharding.per_client(checks.at_round(alpha, jnp.zeros((), jnp.int32)), m)
+        # A copy: the state is given away with every round, the caller's array is not.
+        mixing = jnp.array(sharding.per_client(checks.at_round(alpha, jnp.zeros((), jnp.int32)), m))
         return APFLState(start.params, stacked.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32))
 
     def round(key, state, data):

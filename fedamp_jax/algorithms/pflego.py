@@ -45,7 +45,7 @@ def _features(task: Task, solver: Solver, key: Array, client: Data, start: Varia
     return fold_blocks(solver, client, fold, jnp.zeros((client.y.shape[0], *one.shape[1:]), one.dtype))
 
 
-def _head_steps(
+def head_steps(
     task: Task, solver: Solver, key: Array, client: Data, start: Variables, head: PyTree, steps: Array, beta: Array
 ) -> PyTree:
     """The parameters after `steps` gradient steps on the head with the body fixed (Algorithm 1, the first loop).
@@ -130,7 +130,7 @@ def pflego(
         share = data.size / jnp.sum(data.size)  # alpha_i, over ALL clients
 
         def local(key, client, epochs, mine, share_i):
-            params = _head_steps(task, own_solver, key, client, mine[0], head, epochs - 1, checks.at_round(beta, k))
+            params = head_steps(task, own_solver, key, client, mine[0], head, epochs - 1, checks.at_round(beta, k))
             joint, running, loss = full_gradient(task, own_solver, key, client, Variables(params, mine[0].stats))
             g_head, g_body = split(joint, head)
             rate = checks.at_round(rho, k) * boost * (share_i if weigh_heads else 1.0)

@@ -1,5 +1,6 @@
 """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1): control variates correct the drift of the clients."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -68,7 +69,8 @@ def scaffold(
     checks.choice("option", option, ("I", "II"))
     checks.choice("personal", personal, ("local", "global"))
     checks.choice("stats", stats, ("mix", "local"))
-    sgd = Solver(lambda k: optax.sgd(checks.at_round(learning_rate, k)), solver.epochs, solver.batch_size, chunk=solver.chunk)
+    step = lambda k: optax.sgd(checks.at_round(learning_rate, k))  # noqa: E731
+    sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
 
     def init(key, data):
         start, m = task.init(key), data.y.shape[0]

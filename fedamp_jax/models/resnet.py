@@ -23,10 +23,13 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array) -> Array:
+        x = x.astype(jnp.float32)  # moments in low precision would be worth little
         if self.kind == "group":
-            return nn.GroupNorm(math.gcd(32, x.shape[-1]), dtype=self.dtype)(x)
-        norm = nn.BatchNorm(use_running_average=not train, momentum=0.9, dtype=self.dtype)
-        return norm(x, mask=mask[:, None, None, None])
+            x = nn.GroupNorm(math.gcd(32, x.shape[-1]))(x)
+        else:
+            norm = nn.BatchNorm(use_running_average=not train, momentum=0.9)
+            x = norm(x, mask=mask[:, None, None, None])
+        return x.astype(self.dtype)
 
 
 class Block(nn.Module):

@@ -1,0 +1,168 @@
+"""The papers' tables in Markdown, ours beside theirs, from the rows of result files."""
+
+from collections.abc import Sequence
+
+import settings
+from records import Row, best, of_paper, p_value, undisturbed
+
+TITLES = {
+    "digits": "digits", "mnist": "MNIST", "fashion_mnist": "FMNIST", "emnist": "EMNIST", "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR100", "omniglot": "Omniglot",
+}  # fmt: skip
+_SETTINGS = {
+    "iid": ("Table 1", "IID"),
+    "pathological": ("Table 2", "pathological"),
+    "practical": ("Table 3", "practical"),
+}
+_OURS = ("FedAMP", "HeurFedAMP")
+_FAR = 2.0  # points of difference from the paper that want an explanation
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column to the left, the rest to the right."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *body]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """`value`, or "-"."""
+    return "-" if value is None else format(value, form)
+
+
+def spread(value: float | None, half: float | None) -> str:
+    """`value±half`, or "-"."""
+    return number(value) + (f"±{half:.2f}" if half is not None else "")
+
+
+def cell(
+    ours: float | None, theirs: float | None, ours_spread: float | None = None, theirs_spread: float | None = None
+):
+    """`ours / paper (difference)`."""
+    if ours is None and theirs is None:
+        return "-"
+    gap = "" if ours is None or theirs is None else f" ({ours - theirs:+.2f})"
+    return f"{spread(ours, ours_spread)} / {spread(theirs, theirs_spread)}{gap}"
+
+
+def fedamp_table(setting: str, measured: Sequence[Row]) -> list[str]:
+    """One of Tables 1 to 3: BMTA, p-values, and what stands out."""
+    kept = [row for row in measured if row.run["experiment"] == setting and undisturbed(row)]
+    sets = [d for d in TITLES if any(row.run["dataset"] == d for row in kept)]
+    found = {d: best([row for row in kept if row.run["dataset"] == d]) for d in sets}
+    of_the_paper = dict.fromkeys([*sets, "mnist", "fashion_mnist", "emnist", "cifar100"])
+    columns = [d for d in TITLES if d in of_the_paper]
+    others = dict.fromkeys(row.method for row in kept if row.method not in settings.PAPER_METHODS)
+    body = []
+    for name in (*settings.PAPER_METHODS, *others):
+        line = [name]
+        for d in columns:
+            entry = found[d][name].entry if name in found.get(d, {}) else {}
+            theirs = settings.PAPER_BMTA.get((setting, d, name))
+            line.append(cell(entry.get("bmta"), theirs, entry.get("bmta_std")))
+        body.append(line)
+    title, word = _SETTINGS[setting]
+    out = [f"## FedAMP paper, {title}: {word} setting", "BMTA in percent: ours / the paper's (difference)."]
+    out.append(table(["method", *(TITLES[d] for d in columns)], body))
+    out += p_table(found)
+    out += [sources(TITLES[d], found[d]) for d in sets]
+    if setting == "practical":
+        out += [order(TITLES[d], found[d]) for d in sets]
+    return out + far(setting, found)
+
+
+def p_table(found: dict[str, dict[str, Row]]) -> list[str]:
+    """p-values of every method against FedAMP and HeurFedAMP."""
+    pairs = [(d, ours) for d in found for ours in _OURS if ours in found[d]]
+    if not pairs:
+        return []
+    names = dict.fromkeys(name for d in found for name in found[d])
+    body = []
+    for name in names:
+        line = [name]
+        for d, ours in pairs:
+            p = p_value(found[d][name], found[d][ours]) if name in found[d] and name != ours else None
+            line.append("-" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.4f}")
+        body.append(line)
+    text = "Two-sided Wilcoxon signed-rank p over the clients' accuracies in the last round, against the method above:"
+    return [text, table(["method", *(f"{TITLES[d]}: {ours}" for d, ours in pairs)], body)]
+
+
+def order(title: str, found: dict[str, Row]) -> str:
+    """Whether FedAMP and HeurFedAMP are above all others, as the paper claims of the practical setting."""
+    others = [name for name in found if name in settings.PAPER_METHODS and name not in _OURS]
+    against, weak = [], []
+    for ours in (name for name in _OURS if name in found):
+        for name in others:
+            gap = found[ours].entry["bmta"] - found[name].entry["bmta"]
+            p = p_value(found[ours], found[name])
+            if gap <= 0:
+                against.append(f"{name} is above {ours} by {-gap:.2f} points (p = {number(p, '.2g')})")
+            elif p is None or p >= 0.05:
+                weak.append(f"{name} (p = {number(p, '.2g')} against {ours})")
+    missing = [name for name in settings.PAPER_METHODS if name not in found]
+    scope = f" Not measured: {', '.join(missing)}." if missing else ""
+    if not others or not set(_OURS) & set(found):
+        return f"- **{title}, order of methods:** too few methods measured.{scope}"
+    if against:
+        verdict = f"the paper's order does not hold: {'; '.join(against)}."
+    else:
+        verdict = f"the paper's order holds: FedAMP and HeurFedAMP are above all {len(others)} others measured."
+    doubt = f" Above, but not significantly at 5 %: {', '.join(weak)}." if weak else ""
+    return f"- **{title}, order of methods:** {verdict}{doubt}{scope}"
+
+
+def far(setting: str, found: dict[str, dict[str, Row]]) -> list[str]:
+    """The cells that differ from the paper by more than two points."""
+    gaps = []
+    for d, by_method in found.items():
+        for name, row in by_method.items():
+            theirs = settings.PAPER_BMTA.get((setting, d, name))
+            if theirs is not None and abs(row.entry["bmta"] - theirs) > _FAR:
+                gaps.append(f"{TITLES[d]} {name} {row.entry['bmta'] - theirs:+.2f}")
+    return [f"More than {_FAR:g} points from the paper: {', '.join(gaps)}."] if gaps else []
+
+
+def sources(title: str, found: dict[str, Row]) -> str:
+    """Which runs the cells of a column are from."""
+    runs = {}
+    for name, row in found.items():
+        own = row.run["settings"]
+        seeds = f"seeds {', '.join(map(str, own['seeds']))}" if own.get("seeds") else f"seed {own['seed']}"
+        note = f"; {row.run['note']}" if row.run.get("note") else ""
+        model = f"{own['model']}, " if own.get("model") else ""
+        text = f"{model}{row.run['rounds']} rounds, {seeds}, run `{row.record.name}`{note}"
+        runs.setdefault(text, []).append(name)
+    if len(runs) == 1:
+        return f"- {title}: {next(iter(runs))}."
+    return f"- {title}: " + "; ".join(f"{', '.join(names)}: {text}" for text, names in runs.items()) + "."
+
+
+def pflego_tables(measured: Sequence[Row]) -> list[str]:
+    """PFLEGO's Tables 1 and 2: means of the last rounds with confidence intervals."""
+    out = ["## PFLEGO paper, Table 1: degrees of personalization"]
+    out.append("Mean accuracy of the last 10 rounds, ± 95 % confidence interval: ours / the paper's (difference).")
+    kept = [row for row in measured if row.run["experiment"] == "degrees" and of_paper(row)]
+    body = []
+    for d in TITLES:
+        for name in settings.PFLEGO_METHODS:
+            cells = []
+            for degree in settings.DEGREES:
+                mine = [r for r in kept if (r.run["dataset"], r.run["settings"]["degree"]) == (d, degree)]
+                score = best(mine)[name].entry["last_rounds"] if name in best(mine) else {}
+                theirs = settings.PFLEGO_TABLE1.get((d, degree, name), (None, None))
+                cells.append(cell(score.get("mean"), theirs[0], score.get("ci95"), theirs[1]))
+            if set(cells) != {"-"}:
+                body.append([TITLES[d], name, *cells])
+    out.append(table(["data", "method", *settings.DEGREES.values()], body))
+    for record in {row.record.name: row for row in kept}.values():
+        out.append(sources(TITLES[record.run["dataset"]], {record.method: record}))
+    out += ["## PFLEGO paper, Table 2: Omniglot", "As above."]
+    kept = [row for row in measured if row.run["experiment"] == "omniglot" and of_paper(row)]
+    kept = [row for row in kept if row.run["dataset"] == "omniglot"]
+    found, body = best(kept), []
+    for name in settings.OMNIGLOT_METHODS:
+        score = found[name].entry["last_rounds"] if name in found else {}
+        mean, ci = settings.PFLEGO_TABLE2[name]
+        body.append([name, cell(score.get("mean"), mean, score.get("ci95"), ci)])
+    out.append(table(["method", "Omniglot"], body))
+    return [*out, sources("Omniglot", found)] if found else out

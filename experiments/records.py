@@ -1,0 +1,135 @@
+"""Result files as the tables need them: read, cut up into single runs, slimmed to be kept beside the documents."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import settings
+
+from fedamp_jax import metrics, report
+
+Method = dict[str, Any]
+_PAPER_MODEL = {"digits": "mlp", "cifar10": "resnet18", "cifar100": "resnet18"}  # cnn for all others
+_DIGITS = 4  # decimals of an accuracy in percent that a slimmed file keeps
+
+
+class Record(NamedTuple):
+    """A result file.
+
+    Attributes:
+        name: of the file, or of its folder if that says more.
+        content: what it holds.
+    """
+
+    name: str
+    content: dict[str, Any]
+
+
+class Row(NamedTuple):
+    """One method in one single run.
+
+    Attributes:
+        method: its name.
+        record: where it is from.
+        run: the run: the record's head, with the settings of the part if it has parts.
+        entry: the method's entry.
+    """
+
+    method: str
+    record: Record
+    run: dict[str, Any]
+    entry: Method
+
+    def rank(self) -> tuple:
+        """Greater is nearer to the paper: its model, no hyper-parameter of our own, more rounds, more seeds, newer."""
+        own, dataset = self.run["settings"], self.run["dataset"]
+        model = own.get("model") in (None, _PAPER_MODEL.get(dataset, "cnn"))
+        tuned = any(own.get(key) is not None for key in ("sigma", "heur_sigma"))
+        return model, not tuned, self.run["rounds"], len(own.get("seeds") or [1]), self.run["created"]
+
+
+def read(paths: Sequence[str | Path]) -> list[Record]:
+    """The records in files, or in the `results.json` of folders.
+
+    Raises:
+        FileNotFoundError: a path holds none.
+        ValueError: a file is none of ours.
+    """
+    records = []
+    for path in map(Path, paths):
+        file = path / "results.json" if path.is_dir() else path
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} does not exist; give results.json files, or the folders they are in")
+        try:
+            content = json.loads(file.read_text())
+        except ValueError as error:
+            raise ValueError(f"{file} is no JSON: {error}") from None
+        if not isinstance(content, dict) or "experiment" not in content:
+            raise ValueError(f"{file} is not one of our result files: it has no 'experiment'")
+        records.append(Record(file.parent.name if file.name == "results.json" else file.stem, content))
+    return records
+
+
+def rows(records: Sequence[Record]) -> Iterator[Row]:
+    """Every method of every single run."""
+    for record in records:
+        content = record.content
+        for part in content.get("parts", {"": content}).values():
+            run = {**content, "settings": part["settings"], "clients": part.get("clients")}
+            for name, entry in part.get("methods", {}).items():
+                yield Row(name, record, run, entry)
+
+
+def best(found: Sequence[Row]) -> dict[str, Row]:
+    """By method, the row of the highest rank."""
+    return {row.method: row for row in sorted(found, key=Row.rank)}
+
+
+def undisturbed(row: Row) -> bool:
+    """Whether everybody takes part in every round with the same number of epochs, as in Tables 1 to 3."""
+    own = row.run["settings"]
+    return own["drop_rate"] == 0 and own["participation"] == 1 and own.get("epochs_range") is None
+
+
+def of_paper(row: Row) -> bool:
+    """Whether a run of PFLEGO's experiments has the paper's participation."""
+    own = row.run["settings"]
+    return own["drop_rate"] == 0 and own["participation"] == settings.PFLEGO_PARTICIPATION
+
+
+def p_value(a: Row, b: Row) -> float | None:
+    """Wilcoxon's p between two methods; None unless both were run on the same clients."""
+    keys = ("seed", "seeds", "degree", "clients", "labels", "rotations")
+    same = all(a.run["settings"].get(k) == b.run["settings"].get(k) for k in keys)
+    same &= all(a.run[k] == b.run[k] for k in ("experiment", "dataset", "clients"))
+    return metrics.wilcoxon(a.entry["accuracy"], b.entry["accuracy"]) if same else None
+
+
+def slim(record: Record, folder: Path, note: str | None) -> Path:
+    """Write what the tables need of a record as `<name>.json` into `folder`; returns the path.
+
+    xi matrices are left out, accuracies rounded, folders of this machine taken out of the command.
+
+    Args:
+        record: the record.
+        folder: where to.
+        note: what a reader should know of this run, such as a split of the data that is not the official one.
+    """
+    content = json.loads(json.dumps(record.content))
+    for part in content.get("parts", {"": content}).values():
+        for name, entry in part.get("methods", {}).items():
+            part["methods"][name] = {key: _rounded(value) for key, value in entry.items() if key not in ("xi", "loss")}
+    command = re.sub(r" --out(=| )(\"[^\"]*\"|'[^']*'|\S+)", "", content["command"])
+    content["command"] = re.sub(r"(--data-dir(?:=| ))(\"[^\"]*\"|'[^']*'|\S+)", r"\1DIR", command)
+    content["command"] = re.sub(r"^python \S*/experiments/", "python experiments/", content["command"])
+    if note is not None:
+        content["note"] = note
+    return report.write_json(content, folder / f"{record.name}.json")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    return [_rounded(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,173 @@
+"""The papers' tables from result files: ours beside theirs, and the page of results.
+
+    python experiments/tables.py RESULTS...                                # print
+    python experiments/tables.py --write docs/results.md RESULTS...        # write the page and its figures
+    python experiments/tables.py --slim docs/measurements RESULTS...       # keep small copies of result files
+
+RESULTS are results.json files, or the folders that an experiment wrote. A cell without a measurement is "-". Where
+several runs measured the same cell, the one nearest to the paper counts: its model, its rounds.
+"""
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import convergence
+import runner
+import settings
+import tyro
+from matplotlib.figure import Figure
+from paper_tables import TITLES, fedamp_table, number, pflego_tables, spread, table
+from records import Record, Row, read, rows, slim
+
+from fedamp_jax import plotting
+
+
+@dataclasses.dataclass
+class Options:
+    """What to do with which result files."""
+
+    results: tyro.conf.Positional[tuple[str, ...]]
+    """results.json files, or folders with one."""
+    write: str | None = None
+    """Write the page to this file, and its figures beside it into figures/."""
+    slim: str | None = None
+    """Write small copies of the files into this folder, and nothing else."""
+    note: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    """With --slim: what a reader should know of these runs."""
+
+
+def other_runs(measured: Sequence[Row]) -> list[str]:
+    """Runs with dropped clients, partial participation or random epochs: BMTA by setting."""
+    out = ["## Dropped clients, participation, random epochs (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"]
+    groups: dict[str, list[Row]] = {}
+    for row in measured:
+        own = row.run["settings"]
+        plain = settings.PFLEGO_PARTICIPATION if row.run["experiment"] in ("degrees", "omniglot") else 1
+        if own["drop_rate"] or own["participation"] != plain or own.get("epochs_range"):
+            groups.setdefault(row.record.name, []).append(row)
+    for name, group in groups.items():
+        columns = dict.fromkeys(_conditions(row) for row in group)
+        found = {(row.method, _conditions(row)): row for row in group}
+        body = []
+        for method in dict.fromkeys(row.method for row in group):
+            cells = [found.get((method, column)) for column in columns]
+            body.append(
+                [method, *(spread(row.entry["bmta"], row.entry.get("bmta_std")) if row else "-" for row in cells)]
+            )
+        dataset = TITLES[group[0].run["dataset"]]
+        out += [f"{dataset}, {group[0].run['experiment']}, BMTA in percent, run `{name}`:"]
+        out.append(table(["method", *columns], body))
+    return out if groups else [*out, "-"]
+
+
+def _conditions(row: Row) -> str:
+    """What sets a run apart from those of the tables, in words."""
+    own = row.run["settings"]
+    words = [settings.DEGREES[own["degree"]]] if own.get("degree") else []
+    words += [f"{own['participation']:.0%} invited"] * (own["participation"] != 1)
+    words += [f"{own['drop_rate']:.0%} dropped"] * bool(own["drop_rate"])
+    if own.get("epochs_range"):
+        words.append("{} to {} epochs".format(*own["epochs_range"]))
+    return ", ".join(words) or "everybody"
+
+
+def theorems(record: Record) -> list[str]:
+    """Measured gaps beside the bounds of Theorems 1 and 2."""
+    out = [f"## FedAMP paper, Theorems 1 and 2 (run `{record.name}`)"]
+    for key, word in (("theorem1", "min G - G*"), ("theorem2", "min of the squared gradient norm")):
+        rows_of = record.content[key]
+        held = all(gap <= bound for gap, bound in zip(rows_of["gap"], rows_of["bound"], strict=True))
+        verdict = "holds for every K" if held else "DOES NOT HOLD"
+        slope = f"slope of log {word} over log K: {rows_of['slope']:.2f}, promised: -0.5"
+        text = f"Theorem {key[-1]}: the bound {verdict}; {slope}."
+        lines = zip(*(rows_of[name] for name in ("K", "gap", "bound", "B", "gap_eq5")), strict=True)
+        body = [[str(k), *(f"{value:.3g}" for value in values)] for k, *values in lines]
+        out += [text, table(["K", word, "bound", "B", "with Eq. 5 as printed"], body)]
+    return out
+
+
+def runs(records: Sequence[Record], measured: Sequence[Row]) -> list[str]:
+    """Of every record: command, device, versions, and rounds and seconds of each row."""
+    out = ["## Runs"]
+    for record in records:
+        content = record.content
+        version = ", ".join(f"{name} {value}" for name, value in content["versions"].items())
+        out.append(f"### {record.name}")
+        note = f"\n\nNote: {content['note']}." if content.get("note") else ""
+        out.append(f"`{content['command']}`\n\n{content['device']}; {version}; {content['created']}{note}")
+        mine = [row for row in measured if row.record is record]
+        if mine:
+            head = ["method", "setting", "rounds", "best round", "seconds", "s / round", "clients rejected"]
+            out.append(table(head, [_run_line(row) for row in mine]))
+    return out
+
+
+def _run_line(row: Row) -> list[str]:
+    entry = row.entry
+    time = [number(entry["seconds"], ".1f"), number(entry.get("seconds_per_round"), ".3g")]
+    rejected = str(len(entry.get("rejected") or {}))
+    return [row.method, _conditions(row), str(row.run["rounds"]), str(entry["best_round"]), *time, rejected]
+
+
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    """A figure of every record that has one: panels of several settings, convergence of one."""
+    drawn = {}
+    for record in records:
+        content = record.content
+        if content["experiment"] == "convergence":
+            drawn[record.name] = convergence.draw(content)
+        else:
+            drawn[record.name] = plotting.panels(content) if "parts" in content else plotting.convergence(content)
+    return drawn
+
+
+def page(records: Sequence[Record], command: str, images: Sequence[str] = ()) -> str:
+    """All tables in Markdown."""
+    measured = list(rows(records))
+    out = ["# Results", f"Made from result files by `{command}`; no number here was typed by hand."]
+    for setting in ("iid", "pathological", "practical"):
+        out += fedamp_table(setting, measured)
+    out += other_runs(measured) + pflego_tables(measured)
+    for record in records:
+        if record.content["experiment"] == "convergence":
+            out += theorems(record)
+    if images:
+        out += ["## Figures", *(f"![{Path(image).stem}]({image})" for image in images)]
+    return "\n\n".join([*out, *runs(records, measured)]) + "\n"
+
+
+def execute(options: Options) -> None:
+    """Print, write or slim."""
+    records = read(options.results)
+    names = [record.name for record in records]
+    if len(set(names)) < len(names):
+        raise ValueError(f"result files must have different names, or lie in folders with different names; got {names}")
+    if options.slim is not None:
+        for record in records:
+            runner.console.print(str(slim(record, Path(options.slim), options.note)), highlight=False)
+        return
+    command = shlex.join(["python", "experiments/tables.py"])
+    if options.write is None:
+        print(page(records, f"{command} RESULTS..."))
+        return
+    path = Path(options.write)
+    command = shlex.join(["python", "experiments/tables.py", "--write", options.write, *options.results])
+    images = []
+    for name, figure in figures(records).items():
+        images.append(f"figures/{plotting.save(figure, path.parent / 'figures' / f'{name}.png', dpi=110).name}")
+    plotting.replace(path, page(records, command, images).encode())
+    runner.console.print(str(path), highlight=False)
+
+
+def main() -> None:
+    """Run from the command line."""
+    options = tyro.cli(Options, description=__doc__)
+    with runner.errors_for_people():
+        execute(options)
+
+
+if __name__ == "__main__":
+    main()

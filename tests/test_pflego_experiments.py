@@ -1,0 +1,127 @@
+"""PFLEGO's experiments: who has which classes and labels, rotations, what is measured and how it is scored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedamp_jax
+from tests.miniature import command, read, small
+
+import degrees  # isort: skip
+import omniglot  # isort: skip
+import pflego_common  # isort: skip
+import runner  # isort: skip
+
+
+def test_the_last_rounds_are_scored_one_by_one(tmp_path, monkeypatch):
+    """12 rounds, evaluated every 10: the last ten are all there, and equal those of a run evaluated in every round.
+
+    Failed when the second leg started anew, and when the interval was that of all rounds' clients together.
+    """
+    common_ = ("--degrees", "high", "--clients", "6", "--tau", "3", "--rounds", "12", "--methods", "PFLEGO")
+    common_ += ("--measure", "shared")
+    for name, more in (("a", ()), ("b", ("--evaluate-every", "1"))):
+        command(monkeypatch, degrees.main, *common_, *more, "--out", tmp_path / name)
+    a, b = (read(tmp_path / name)["methods"]["PFLEGO"] for name in "ab")
+    assert a["rounds"] == list(range(2, 13)) and b["rounds"] == list(range(1, 13))
+    assert a["mean_accuracy"] == pytest.approx(b["mean_accuracy"][1:])
+    assert a["last_rounds"] == pytest.approx(b["last_rounds"])
+    assert a["last_rounds"]["mean"] == pytest.approx(np.mean(a["mean_accuracy"][-10:]))
+    assert "±" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_confidence_interval_of_the_last_rounds():
+    """By hand: 1.96 s / sqrt(M) of each round, averaged. Failed with s over rounds, and with n in place of n - 1."""
+    accuracy = np.array([[0.0, 0.0], [90.0, 94.0], [80.0, 80.0]])
+    score = runner.last_rounds(accuracy, 2)
+    half = 1.96 * np.sqrt(8.0) / np.sqrt(2)
+    assert score == pytest.approx({"mean": 86.0, "ci95": half / 2, "rounds": 2})
+
+
+@pytest.mark.parametrize(("degree", "held"), [("high", 2), ("medium", 5), ("none", 10)])
+def test_degrees_and_labels(degree, held):
+    """K = 2, C/2, C classes; own labels are the global ones, renumbered in order. Failed with labels by data order."""
+    own, other = (
+        degrees.make_federation(degrees.Options(degree=degree, clients=10, labels=labels))
+        for labels in ("own", "global")
+    )
+    assert own.train.classes.tolist() == [held] * 10 and other.train.classes.tolist() == [10] * 10
+    np.testing.assert_array_equal(own.train.x, other.train.x)
+    for i, n in enumerate(own.train.size.tolist()):
+        labels = np.unique(other.train.y[i, :n])
+        assert len(labels) == held
+        np.testing.assert_array_equal(labels[np.asarray(own.train.y[i, :n])], other.train.y[i, :n])
+
+
+def test_measuring_after_local_training():
+    """`--measure local`: bodies stay the server's, heads get tau - 1 steps; `shared` leaves the models alone.
+
+    Failed when the steps went into the body, and when only those online were trained.
+    """
+    train = small().train
+    task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
+    key = jax.random.key(0)
+    got = {}
+    for measure in ("local", "shared"):
+        options = pflego_common.Options(measure=measure, tau=20, client_rate=0.5)
+        algorithm = pflego_common.make_algorithms(options, task, ("PFLEGO",))["PFLEGO"]
+        offline = train._replace(online=jnp.zeros(4, bool))
+        got[measure] = algorithm.personalize(key, algorithm.init(key, train), offline)
+    same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), got["local"].params, got["shared"].params)
+    assert all(jax.tree.leaves(same["body"])) and not any(jax.tree.leaves(same["head"]))
+
+    def loss(model, client):
+        batch = fedamp_jax.Batch(client.x, client.y, jnp.ones(6, bool), client.classes)
+        return task.loss(model, batch, key)[0]
+
+    before, after = (jax.vmap(loss)(got[m], train) for m in ("shared", "local"))
+    assert (after < before).all()
+
+
+def omniglot_pool():
+    rng = np.random.default_rng(0)
+    alphabet, character = np.repeat([0, 0, 1], 20), np.repeat([1, 2, 1], 20)
+    x = rng.integers(0, 256, (60, 5, 5)).astype(np.uint8)
+    return fedamp_jax.data.Omniglot("omniglot", x, alphabet, character, np.tile(np.arange(20), 3))
+
+
+def turns_in_training(federation):
+    """Of all test images, how many are in training in one of the four turns; images of training."""
+    train = {img.tobytes() for x, n in zip(federation.train.x, federation.train.size) for img in np.asarray(x[:n])}
+    tests = [np.asarray(img) for x, n in zip(federation.test.x, federation.test.size) for img in x[:n]]
+    return sum(any(np.ascontiguousarray(np.rot90(i, k)).tobytes() in train for k in range(4)) for i in tests), len(
+        train
+    )
+
+
+def test_omniglot_rotations():
+    """Turned copies in training only, of nothing that is tested; pooled, as the authors', mixes them.
+
+    Failed when the copies were made before the split, and with labels repeated image by image instead of turn by turn.
+    """
+    source = omniglot_pool()
+    train, pooled, plain = (omniglot.alphabets(source, how, seed=0) for how in ("train", "pooled", "none"))
+    assert train.train.classes.tolist() == [2, 1]
+    assert [turns_in_training(f) for f in (train, plain)] == [(0, 180), (0, 45)]
+    assert turns_in_training(pooled)[0] > 30 and pooled.test.size.tolist() == [40, 20]
+    labels = {img.tobytes(): int(c) - 1 for img, c in zip(source.x, source.character)}
+    for img, y in zip(np.asarray(train.train.x[0]), np.asarray(train.train.y[0])):
+        upright = [labels[t] for k in range(4) if (t := np.ascontiguousarray(np.rot90(img, k)).tobytes()) in labels]
+        assert upright == [y]
+
+
+def test_omniglot_without_data(tmp_path, monkeypatch):
+    """The stand-in: 2 to 5 classes, labels of each client's own, test labels seen in training; and it runs.
+
+    Failed when classes beyond a client's number were kept.
+    """
+    source = fedamp_jax.data.load("digits")
+    train, test, _ = omniglot.stand_in(source, seed=0)
+    assert sorted(set(train.classes.tolist())) == [2, 3, 4, 5]
+    for part in (train, test):
+        assert all(int(part.y[i, :n].max()) < c for i, (n, c) in enumerate(zip(part.size.tolist(), part.classes)))
+    arguments = ("--rounds", "1", "--tau", "2", "--methods", "FedRecon", "--out", tmp_path / "out")
+    command(monkeypatch, omniglot.main, *arguments)
+    found = read(tmp_path / "out")
+    assert list(found["methods"]) == ["FedRecon"] and found["methods"]["FedRecon"]["paper"] is None

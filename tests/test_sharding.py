@@ -1,0 +1,215 @@
+"""Many devices: what is exchanged, that padding is nobody, and that no method's result notices."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedamp_jax
+from fedamp_jax import Solver, driver, sharding, stacked
+from tests.registry import ENTRIES, federation, make, run_rounds, tiny_task
+
+KEY = jax.random.key(3)
+COLLECTIVES = "all-gather|all-to-all|all-reduce|reduce-scatter|collective-permute|collective-broadcast|ragged-all-to-all"
+WIDTH = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
+
+
+def collectives(text):
+    """`[(name, bytes of one device's result)]` of every collective in a compiled program's text."""
+    found = []
+    for shapes, name in re.findall(rf"= (.*?) ({COLLECTIVES})(?:-start)?\(", text):
+        sizes = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+        found.append((name, sum(WIDTH[t] * int(np.prod([int(n) for n in dims.split(",") if n])) for t, dims in sizes)))
+    return found
+
+
+def wide(m=16):
+    """A task whose models are large beside everything else that a round moves, and `m` clients of few examples."""
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(3 + i % 3, 33)).astype(np.float32) for i in range(m)]
+    data = fedamp_jax.data.from_lists(xs, [rng.integers(0, 10, len(x)) for x in xs], classes=10)
+    return fedamp_jax.models.mlp(classes=10, shape=(33,)), data
+
+
+def compiled_round(algorithm, data):
+    state = sharding.init(algorithm, KEY, data)
+    with sharding.over(data):
+        return driver._round.lower(algorithm, state, data, KEY).compile(), state
+
+
+@pytest.mark.parametrize("method", ["fedamp", "heurfedamp"])
+def test_what_a_round_exchanges(method):
+    """W goes from clients to parameters and U back, a device's share each; gathered are only numbers of clients.
+
+    Failed with sq_dists and mix on the client axis (an all-gather of W for each), with a sort of all clients in
+    `for_each_client` (gathers of W and of the data), and with an exchange for distances and another for mixing.
+    """
+    task, data = wide()
+    mesh = sharding.client_mesh(8)
+    algorithm = getattr(fedamp_jax, method)(task, Solver(optax.adam(1e-3), 2, 2, chunk=1), sigma=1.0, self_weight=0.25)
+    program, state = compiled_round(algorithm, sharding.shard(data, mesh))
+    leaves = jax.tree.leaves(state.clients.variables.params)
+    share = sum(a.size for a in leaves) * 4 / 8  # bytes of W on one device
+    moved = collectives(program.as_text())
+    by_name = {name: [size for n, size in moved if n == name] for name in {n for n, _ in moved}}
+    assert set(by_name) == {"all-to-all", "all-reduce", "all-gather"}
+    assert len(by_name["all-to-all"]) == 2 * len(leaves)
+    assert 2 * share <= sum(by_name["all-to-all"]) <= 2.02 * share  # padding of leaves that 8 does not divide
+    assert sum(by_name["all-reduce"]) == 16 * 16 * 4
+    assert sum(by_name["all-gather"]) <= 16 * 20 < share / 100
+
+
+def test_local_training_exchanges_nothing():
+    """Separate's program has no collective but the gathering of `Info`. Failed with a sort of all clients, see above."""
+    task, data = wide()
+    algorithm = fedamp_jax.separate(task, Solver(optax.adam(1e-3), (1, 3), 2, chunk=1))
+    program, _ = compiled_round(algorithm, sharding.shard(data, sharding.client_mesh(8)))
+    moved = collectives(program.as_text())
+    assert [name for name, _ in moved] == ["all-gather"] * 3
+    assert sum(size for _, size in moved) == 16 * (4 + 4 + 1)  # loss, epochs, rejected
+
+
+def test_evaluation_exchanges_nothing():
+    """Only the accuracies are gathered. Failed when `evaluate` mapped over all clients at once."""
+    task, data = wide()
+    spread = sharding.shard(data, sharding.client_mesh(8))
+    models = jax.tree.map(lambda a: jnp.tile(a[None], (16,) + (1,) * a.ndim), task.init(KEY))
+    with sharding.over(spread):
+        text = driver._evaluate.lower(task, sharding.shard(models, sharding.mesh_of(spread)), spread).compile().as_text()
+    assert collectives(text) == [("all-gather", 16 * 4)]
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 2500])
+def test_aggregation_equals_one_device(width):
+    """Distances, cosines and mixtures of leaves of any size. Failed with columns of padding that were not zero."""
+    rng = np.random.default_rng(width)
+    tree = {"a": jnp.asarray(rng.normal(size=(8, width)), jnp.float32), "b": jnp.asarray(rng.normal(size=(8, 2, 3)), jnp.float32)}
+    xi = jnp.asarray(rng.dirichlet(np.ones(8), size=8), jnp.float32)
+
+    def all_of(xi, tree):
+        return stacked.sq_dists(tree), stacked.cosines(tree), stacked.mix(xi, tree)
+
+    spread = sharding.shard(tree, sharding.client_mesh(8))
+    with sharding.over(spread):
+        eight = jax.jit(sharding.placeless(all_of))(xi, spread)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), eight, all_of(xi, tree))
+
+
+MISFITS = {
+    "fedamp, stale": lambda t, s, own: fedamp_jax.fedamp(t, s, sigma=2.0, self_weight=own, stale="include", stats="mix"),
+    "heurfedamp": lambda t, s, own: fedamp_jax.heurfedamp(t, s, sigma=5.0, self_weight=own),
+    "fine_tuned": lambda t, s, own: fedamp_jax.fine_tuned(t, s, base=fedamp_jax.fedavg(t, s)),
+    "scaffold": lambda t, s, own: fedamp_jax.scaffold(t, s, learning_rate=0.2),
+    "apfl": lambda t, s, own: fedamp_jax.apfl(t, s, alpha=own, learning_rate=0.2),
+    "fedrecon": lambda t, s, own: fedamp_jax.fedrecon(t, s),
+    "pflego": lambda t, s, own: fedamp_jax.pflego(t, s, beta=0.5, rho=0.2),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_clients_that_devices_do_not_divide(name):
+    """Six clients on four devices, one number per client, drop-outs: accuracies, losses, xi as on one device.
+
+    Failed when padding counted as clients: in SCAFFOLD's |S|/M, in PFLEGO's I/r, in FedAMP's xi over stale models.
+    """
+    task, sizes = tiny_task(), (7, 3, 10, 1, 5, 10)
+    train, test = federation(sizes=sizes), federation(seed=1, sizes=sizes)
+    algorithm = MISFITS[name](task, Solver(optax.adam(0.05), (1, 3), 4, chunk=1), jnp.linspace(0.1, 0.6, 6, dtype=jnp.float32))
+    settings = {"rounds": 3, "participation": 0.7, "progress": False}
+    one = fedamp_jax.run(task, algorithm, train, test, **settings)
+    four = fedamp_jax.run(task, algorithm, train, test, mesh=sharding.client_mesh(4), **settings)
+    assert four.accuracy.shape == (3, 6) and four.rejected.shape == (6,)
+    np.testing.assert_allclose(four.accuracy, one.accuracy, atol=1e-6)
+    np.testing.assert_allclose(four.loss, one.loss, rtol=1e-5)
+    assert (one.xi is None) == (four.xi is None)
+    if one.xi is not None:
+        assert four.xi.shape == (6, 6)
+        np.testing.assert_allclose(four.xi, one.xi, rtol=1e-4, atol=1e-6)
+    spread = sharding.shard(train, sharding.client_mesh(4))
+    alone = algorithm.personalize(KEY, one.state, train).params
+    with sharding.over(spread):
+        together = jax.jit(sharding.placeless(algorithm.personalize))(KEY, four.state, spread).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(b[:6], a, rtol=1e-5, atol=1e-5), alone, together)
+
+
+def test_numbers_per_client_must_fit_the_clients():
+    """Padding excuses no wrong length. Failed when every shorter array was filled up."""
+    for numbers, m in ((3, 8), (9, 8)):
+        with pytest.raises(ValueError):
+            sharding.per_client(jnp.ones(numbers), m)
+    assert sharding.per_client(jnp.float32(2), 3).tolist() == [2, 2, 2]
+
+
+def test_one_compile_on_a_mesh():
+    """The state comes back laid out as it went in. Failed without `settle` (the second round compiled anew)."""
+    for method, arguments in (("fedamp", {"sigma": 2.0, "self_weight": 0.25}), ("scaffold", {}), ("fedper", {})):
+        algorithm = getattr(fedamp_jax, method)(tiny_task(), Solver(optax.adam(0.05), 1, 4), **arguments)
+        data = sharding.shard(federation(), sharding.client_mesh(8))
+        state = sharding.init(algorithm, KEY, data)
+        lies = jax.tree.map(lambda a: a.sharding, state)
+        before = driver._round._cache_size()
+        state, _ = run_rounds(algorithm, data, 3, state=state)
+        assert driver._round._cache_size() == before + 1
+        assert jax.tree.map(lambda a: a.sharding, state) == lies
+        lengths = {a.addressable_shards[0].data.shape[0] for a in jax.tree.leaves(state) if a.ndim and a.shape[0] == 8}
+        assert lengths == {1}
+
+
+def test_a_sweep_on_a_mesh():
+    """Rounds vmapped over sigma, each on eight devices, equal those on one device."""
+    task, data = tiny_task(), federation()
+
+    def one(sigma, data):
+        algorithm = fedamp_jax.fedamp(task, Solver(optax.adam(0.05), 1, 4), sigma=sigma, self_weight=0.25)
+        state, info = algorithm.round(KEY, algorithm.init(KEY, data), data)
+        return algorithm.round(KEY, state, data)[1].xi
+
+    sigmas = jnp.array([0.5, 2.0])
+    spread = sharding.shard(data, sharding.client_mesh(8))
+    sweep = lambda sigmas, data: jax.vmap(one, in_axes=(0, None))(sigmas, data)  # noqa: E731
+    with sharding.over(spread):
+        eight = jax.jit(sharding.placeless(sweep))(sigmas, spread)
+    np.testing.assert_allclose(eight, jax.jit(sweep)(sigmas, data), rtol=1e-4, atol=1e-6)
+
+
+def test_a_mesh_that_cannot_be():
+    with pytest.raises(ValueError, match="devices=9, but jax sees 8"):
+        sharding.client_mesh(9)
+    with pytest.raises(ValueError, match="holds 8 of 8 clients, but brings 2"):
+        sharding.from_owned(jax.tree.map(lambda a: a[:2], federation()), sharding.client_mesh(4), 8)
+
+
+FORBIDDEN = ("callback", "infeed", "outfeed", "debug_print", "io_")
+
+
+def equations(jaxpr):
+    """All equations of a jaxpr and of those within it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)
+def test_a_round_is_fit_for_a_tpu(entry):
+    """No float64, no dynamic shape, no call of the host, in rounds and in `personalize`, even where x64 is allowed.
+
+    Failed with a `jnp.arange(n, dtype=float)` and with a `jax.debug.print` in `solve`.
+    """
+    _, algorithm = make(entry, epochs=(1, 3), chunk=3)
+    data = federation()
+    state = jax.eval_shape(algorithm.init, KEY, data)
+    for fn in (algorithm.round, algorithm.personalize):
+        jaxpr = jax.make_jaxpr(fn)(KEY, state, data)
+        seen = list(equations(jaxpr.jaxpr))
+        assert len(seen) > 0 or fn is algorithm.personalize
+        for eqn in seen:
+            assert not any(word in eqn.primitive.name for word in FORBIDDEN), eqn
+            for v in eqn.outvars:
+                assert str(getattr(v.aval, "dtype", "")) not in ("float64", "int64", "uint64", "complex128"), eqn
+                assert all(isinstance(n, int) for n in getattr(v.aval, "shape", ())), eqn

@@ -1,0 +1,115 @@
+"""The page of results: the papers' values beside ours, from result files."""
+
+import json
+
+import numpy as np
+
+import fedamp_jax
+from tests.miniature import command
+
+import paper_tables  # isort: skip
+import records  # isort: skip
+import settings  # isort: skip
+import tables  # isort: skip
+
+
+def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90, **changes):
+    own = {"seed": 0, "drop_rate": 0.0, "participation": 1.0, "epochs_range": None, "model": "cnn", "sigma": None}
+    entries = {
+        method: {
+            "bmta": bmta,
+            "best_round": 3,
+            "accuracy": (bmta + np.arange(20.0)).tolist(),
+            "seconds": 9.0,
+            "xi": [[1.0]],
+            "loss": [0.1],
+            "rounds": [1],
+            "mean_accuracy": [bmta],
+            "seconds_per_round": 0.1,
+            "rejected": {},
+            "last_rounds": {"mean": bmta, "ci95": 0.5, "rounds": 10},
+        }
+        for method, bmta in methods
+    }
+    content = {
+        "experiment": experiment, "dataset": dataset, "settings": {**own, **changes}, "rounds": rounds, "clients": 20,
+        "created": "2026", "command": "python /home/experiments/practical.py --data-dir '/home/my data' --out /tmp/x",
+        "device": "cpu", "versions": {"jax": "0"}, "methods": entries, "wilcoxon": {},
+    }  # fmt: skip
+    return records.Record(name, content)
+
+
+def page(*found):
+    return tables.page(found, "python experiments/tables.py")
+
+
+def test_tables_put_ours_beside_the_papers():
+    """Difference and p in their cells, "-" for what is missing, and the verdict on the order of methods.
+
+    Failed with the difference turned round, with a p between different seeds, and with a verdict from their values.
+    """
+    good = record("a", methods=(("FedAvg", 80.0), ("FedAMP", 95.0), ("HeurFedAMP", 96.0)))
+    text = page(good)
+    assert "| FedAMP | 95.00 / 97.59 (-2.59) | - / 90.97 |" in text
+    assert "| SCAFFOLD | - / 98.50 |" in text
+    assert "MNIST, order of methods:** the paper's order holds" in text and "SCAFFOLD, APFL" in text
+    assert "MNIST FedAMP -2.59" in text and "HeurFedAMP -1.36" not in text
+    assert "| FedAvg | < 0.0001 | < 0.0001 |" in text
+    bad = record("b", dataset="emnist", methods=(("FedAvg", 97.0), ("FedAMP", 95.0)))
+    assert "the paper's order does not hold: FedAvg is above FedAMP by 2.00 points" in page(bad)
+    a, b = records.rows([record("a", methods=(("FedAMP", 95.0),)), record("b", methods=(("FedAvg", 90.0),), seed=1)])
+    assert records.p_value(a, b) is None and records.p_value(a, a) == 1.0
+
+
+def test_tables_take_the_run_nearest_to_the_paper():
+    """The paper's model, then more rounds; runs with dropped clients stay out. Failed when the last file won."""
+    runs = [
+        record("full", methods=(("FedAMP", 91.0),), rounds=90),
+        record("short", methods=(("FedAMP", 92.0),), rounds=10),
+        record("mlp", methods=(("FedAMP", 93.0),), rounds=900, model="mlp"),
+        record("dropped", methods=(("FedAMP", 94.0),), rounds=900, drop_rate=0.5),
+    ]
+    text = page(*runs)
+    assert "| FedAMP | 91.00 / 97.59" in text
+    assert "| method | 50% dropped |" in text and "| FedAMP | 94.00 |" in text
+
+
+def test_pflego_tables():
+    """Table 1 by degree and Table 2, from single runs and from parts. Failed when every part took the first degree."""
+    own = {"participation": settings.PFLEGO_PARTICIPATION, "degree": "high"}
+    high = record("d", "degrees", methods=(("PFLEGO", 98.0),), **own)
+    low = record("d", "degrees", methods=(("PFLEGO", 90.0),), **{**own, "degree": "none"})
+    both = {key: value for key, value in high.content.items() if key != "methods"}
+    both["parts"] = {"High-Pers": high.content, "No-Pers": low.content}
+    text = page(records.Record("d", both))
+    assert "| MNIST | PFLEGO | 98.00±0.50 / 98.43±0.21 (-0.43) | - / 94.22±0.43 | 90.00±0.50 / 90.68±0.17" in text
+    drawings = record("o", "omniglot", "omniglot", (("PFLEGO", 70.0),), **own)
+    assert "| PFLEGO | 70.00±0.50 / 75.85±1.21 (-5.85) |" in page(drawings)
+
+
+def test_page_and_slim_files(tmp_path, monkeypatch):
+    """Slim copies lose xi and this machine's folders, keep what the tables need; the page is the same from both.
+
+    Failed when the command kept its --data-dir, and when a quoted folder lost only its first word.
+    """
+    one = record("one", methods=(("FedAMP", 95.123456), ("FedAvg", 80.0)))
+    fedamp_jax.report.write_json(one.content, tmp_path / "one" / "results.json")
+    command(monkeypatch, tables.main, tmp_path / "one", "--slim", tmp_path / "kept", "--note", "a split of its own")
+    kept = json.loads((tmp_path / "kept" / "one.json").read_text())
+    assert kept["command"] == "python experiments/practical.py --data-dir DIR"
+    assert "xi" not in kept["methods"]["FedAMP"] and kept["methods"]["FedAMP"]["bmta"] == 95.1235
+    command(monkeypatch, tables.main, tmp_path / "kept" / "one.json", "--write", tmp_path / "docs" / "results.md")
+    text = (tmp_path / "docs" / "results.md").read_text()
+    assert "95.12 / 97.59 (-2.47)" in text and "a split of its own" in text and "/home" not in text
+    assert (tmp_path / "docs" / "figures" / "one.png").stat().st_size > 5000
+    assert "figures/one.png" in text
+
+
+def test_the_papers_values():
+    """Spot checks of every table against the papers. Failed with columns of Table 1 read as value, value, value."""
+    assert settings.PFLEGO_TABLE1["mnist", "none", "FedAvg"] == (93.12, 0.24)
+    assert settings.PFLEGO_TABLE1["cifar10", "medium", "PFLEGO"] == (74.83, 0.66)
+    assert settings.PFLEGO_TABLE1["emnist", "none", "FedAvg"] == (69.4, 0.10)
+    assert len(settings.PFLEGO_TABLE1) == 36 and settings.PFLEGO_TABLE2["FedRecon"] == (74.06, 1.19)
+    assert settings.PAPER_BMTA["practical", "cifar100", "HeurFedAMP"] == 53.27 and len(settings.PAPER_BMTA) == 108
+    assert paper_tables.cell(None, None) == "-"
