@@ -3,15 +3,16 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import command_line
 import numpy as np
 import optax
 import parts
 import runner
 import settings
-import tyro
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Solver, Task, checks, plotting, report
@@ -117,19 +118,21 @@ def make_task(options: Options, federation: Federation) -> Task:
     return fedamp_jax.models.resnet18(classes, shape=shape, norm=options.norm)
 
 
-def make_algorithms(setting: str, options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
-    """Every method, in the order of the paper's tables and under its names."""
+def make_algorithms(
+    setting: str, options: Options, federation: Federation, task: Task, corrupt: Callable[..., Any] | None = None
+) -> dict[str, Algorithm]:
+    """Every method, in the order of the paper's tables and under its names; `corrupt` as in `Solver`."""
     epochs = options.epochs_range or options.epochs
-    adam = Solver(optax.adam(options.learning_rate), epochs, options.batch_size, chunk=options.chunk)
+    adam = Solver(optax.adam(options.learning_rate), epochs, options.batch_size, chunk=options.chunk, corrupt=corrupt)
     fedavg = fedamp_jax.fedavg(task, adam)
     fedprox = fedamp_jax.fedprox(task, adam, mu=settings.MU)
-    tau = Solver(optax.sgd(settings.BETA), settings.TAU, options.batch_size, chunk=options.chunk)
+    tau = Solver(optax.sgd(settings.BETA), settings.TAU, options.batch_size, chunk=options.chunk, corrupt=corrupt)
     alpha = settings.apfl_alpha(setting, options.dataset)
     train = federation.train
     labels = [np.asarray(train.y[i, : train.size[i]]) for i in range(len(train.size))]
     attentive = {"self_weight": settings.self_weights(setting, federation.groups, labels), "lam": settings.LAMBDA}
-    sigma = options.sigma or settings.sigma(setting, options.dataset, "FedAMP")
-    heur_sigma = options.heur_sigma or settings.sigma(setting, options.dataset, "HeurFedAMP")
+    sigma = options.sigma or settings.sigma(setting, options.dataset, options.model, "FedAMP")
+    heur_sigma = options.heur_sigma or settings.sigma(setting, options.dataset, options.model, "HeurFedAMP")
     return {
         "Separate": fedamp_jax.separate(task, adam),
         "FedAvg": fedavg,
@@ -154,7 +157,7 @@ def make_algorithms(setting: str, options: Options, federation: Federation, task
 def main(experiment: str, setting: str) -> None:
     """Run one of the FedAMP paper's settings from the command line."""
     text = f"The {setting} setting of the FedAMP paper; results, figures and a report."
-    command = tyro.cli(Command, description=text)
+    command = command_line.parse(Command, text, experiment)
     with runner.errors_for_people():
         runner.use_devices(command.devices)
         folder = Path(command.out) if command.out else runner.default_folder(experiment, command)

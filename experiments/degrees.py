@@ -13,6 +13,7 @@ import itertools
 from pathlib import Path
 from typing import Any, Literal
 
+import command_line
 import parts
 import pflego_common
 import runner
@@ -103,7 +104,7 @@ def execute(options: Options, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run from the command line."""
-    command = tyro.cli(Command, description=__doc__)
+    command = command_line.parse(Command, __doc__, "degrees")
     with runner.errors_for_people():
         runner.use_devices(command.devices)
         runner.use_devices(command.devices)

@@ -20,12 +20,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+import command_line
 import numpy as np
 import parts
 import pflego_common
 import runner
 import settings
-import tyro
 
 import fedamp_jax
 from fedamp_jax.data import Federation, Omniglot, Source, check_pair, from_lists, load, partition
@@ -118,7 +118,7 @@ def variants_of(command: Command) -> list[parts.Variant]:
 
 def main() -> None:
     """Run from the command line."""
-    command = tyro.cli(Command, description=__doc__)
+    command = command_line.parse(Command, __doc__, "omniglot")
     with runner.errors_for_people():
         runner.use_devices(command.devices)
         runner.use_devices(command.devices)

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from rich.markup import escape
 import fedamp_jax
 from fedamp_jax import Algorithm, Task, checks, metrics, report
 from fedamp_jax.data import Federation
+from fedamp_jax.interrupt import Stopped
 
 console = Console()
 
@@ -33,10 +35,18 @@ NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "metho
 
 @contextlib.contextmanager
 def errors_for_people() -> Iterator[None]:
-    """Turns what a user can mend into a message and exit code 2; everything else keeps its traceback."""
+    """Turns what a user can mend into a message and exit code 2; everything else keeps its traceback.
+
+    A run that was asked to stop says how to go on, and ends with 128 and the signal's number, as shells expect.
+    """
     try:
         yield
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except KeyboardInterrupt as asked:
+        words = [word for word in sys.argv if word != "--resume"]
+        how = shlex.join(["python", *words, "--resume"])
+        print(f"\n{str(asked) or 'stopped'}. Go on with: {how}", file=sys.stderr)
+        sys.exit(128 + (asked.signal if isinstance(asked, Stopped) else signal.SIGINT))
+    except (ValueError, TypeError, OSError) as error:
         text = f"[red]error:[/red] {escape(str(error))}"
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(2)
@@ -257,6 +267,8 @@ def train_methods(
         results["wilcoxon"] = metrics.wilcoxon_table({n: r["accuracy"] for n, r in results["methods"].items()})
         report.write_json(results, folder / "results.json")
         remove(checkpoints)
+    # Once more, for a run of which the last method was done before.
+    results["wilcoxon"] = metrics.wilcoxon_table({n: r["accuracy"] for n, r in results["methods"].items()})
     remove(folder / "checkpoints")
     return results
 

@@ -16,14 +16,61 @@
 
 from fedamp_jax import attention, data, metrics, models, sharding, stacked
 from fedamp_jax._version import __version__
-from fedamp_jax.algorithms import *  # noqa: F403
-from fedamp_jax.algorithms import __all__ as _methods
+from fedamp_jax.algorithms import (
+    apfl,
+    ditto,
+    fedamp,
+    fedavg,
+    fedbabu,
+    fedper,
+    fedprox,
+    fedrecon,
+    fedrep,
+    fine_tuned,
+    heurfedamp,
+    pflego,
+    scaffold,
+    separate,
+)
 from fedamp_jax.driver import NegativeSelfWeightError, Run, evaluate, round, run, sample_online
 from fedamp_jax.local import Solver
 from fedamp_jax.models import cross_entropy
 from fedamp_jax.types import Algorithm, Batch, Data, Info, Task, Variables
 
 __all__ = [
-    *_methods, "Algorithm", "Batch", "Data", "Info", "NegativeSelfWeightError", "Run", "Solver", "Task", "Variables", "__version__",
-    "attention", "cross_entropy", "data", "evaluate", "metrics", "models", "round", "run", "sample_online", "sharding", "stacked",
-]  # fmt: skip
+    "Algorithm",
+    "Batch",
+    "Data",
+    "Info",
+    "NegativeSelfWeightError",
+    "Run",
+    "Solver",
+    "Task",
+    "Variables",
+    "__version__",
+    "apfl",
+    "attention",
+    "cross_entropy",
+    "data",
+    "ditto",
+    "evaluate",
+    "fedamp",
+    "fedavg",
+    "fedbabu",
+    "fedper",
+    "fedprox",
+    "fedrecon",
+    "fedrep",
+    "fine_tuned",
+    "heurfedamp",
+    "metrics",
+    "models",
+    "pflego",
+    "round",
+    "run",
+    "sample_online",
+    "scaffold",
+    "separate",
+    "sharding",
+    "stacked",
+]

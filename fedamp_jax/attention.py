@@ -21,7 +21,9 @@ def neg_exp(t: Array, sigma: Array) -> Array:
 
 
 def scad(t: Array, sigma: Array, a: float = 3.7) -> Array:
-    """`log A'(t)` of the smoothly clipped absolute deviation (Fan and Li 2001): flat to sigma, then linear to `a sigma`."""
+    """`log A'(t)` of the smoothly clipped absolute deviation (Fan and Li 2001): flat to sigma, then linear to `a
+    sigma`.
+    """
     relative = jnp.clip((a - t / sigma) / (a - 1.0), 0.0, 1.0)
     return jnp.log(relative) - jnp.log(sigma)
 
@@ -43,7 +45,9 @@ def _edges(hears: Array, sends: Array) -> Array:
 
 
 def _normalised(score: Array, edges: Array, self_weight: Array) -> Array:
-    """Row-wise softmax of `score [M, M]` over the edges, times `1 - xi_ii`; a row with nobody to hear has `xi_ii = 1`."""
+    """Row-wise softmax of `score [M, M]` over the edges, times `1 - xi_ii`; a row with nobody to hear has `xi_ii =
+    1`.
+    """
     score = jnp.where(edges, score, -jnp.inf)
     top = jnp.max(score, axis=1, keepdims=True)
     anyone = jnp.isfinite(top)
@@ -76,8 +80,8 @@ def fedamp_weights(
         sigma: `[]` float32, the distance scale (of squared distances).
         alpha: `[]` float32, step size; without effect if `self_weight` is given, as it cancels.
         slope: `log A'`.
-        self_weight: None for the equations as printed, where a large alpha makes `xi_ii` negative (the caller must look);
-            or `[]` or `[M]` float32: `xi_ii` itself, the others' weights then being normalised to `1 - xi_ii`.
+        self_weight: None for the equations as printed, where a large alpha makes `xi_ii` negative (the caller must
+            look); or `[]` or `[M]` float32: `xi_ii` itself, the others' weights then being normalised to `1 - xi_ii`.
 
     Returns:
         `[M, M]` float32, rows sum to 1.
@@ -110,4 +114,3 @@ def heurfedamp_weights(params: PyTree, hears: Array, sends: Array, *, sigma: Arr
         `[M, M]` float32, rows sum to 1, nothing negative.
     """
     return _normalised(sigma * stacked.cosines(params), _edges(hears, sends), self_weight)
-

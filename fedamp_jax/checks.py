@@ -41,7 +41,9 @@ def number(name: str, value: Any, *, low: float, high: float = np.inf, strict: b
     inside = np.isfinite(numbers) & ((numbers > low) if strict else (numbers >= low)) & (numbers <= high)
     if not inside.all():
         bad = numbers if numbers.ndim == 0 else f"{numbers[~inside][0]} at position {int(np.argmin(inside))}"
-        bounds = f"{'greater than' if strict else 'at least'} {low:g}" + (f" and at most {high:g}" if high < np.inf else "")
+        bounds = f"{'greater than' if strict else 'at least'} {low:g}" + (
+            f" and at most {high:g}" if high < np.inf else ""
+        )
         raise ValueError(f"{name} must be {bounds}, got {bad}")
 
 

@@ -151,6 +151,7 @@ def sample_online(key: Array, m: int, participation: float = 1.0, drop_rate: flo
     >>> int(sample_online(jax.random.key(0), 100, participation=0.2, drop_rate=0.5).sum())
     10
     """
+    checks.whole("m", m, low=1)
     _check_shares(participation, drop_rate)
     invited = max(1, int(np.round(participation * m)))
     staying = invited - int(np.round(drop_rate * invited))
@@ -159,6 +160,9 @@ def sample_online(key: Array, m: int, participation: float = 1.0, drop_rate: flo
 
 
 def _check_shares(participation: float, drop_rate: float) -> None:
+    for name, share in (("participation", participation), ("drop_rate", drop_rate)):
+        if isinstance(share, bool) or not isinstance(share, (int, float, np.number)):
+            raise TypeError(f"{name} must be a number, got {share!r}")
     checks.number("participation", participation, low=0, high=1)
     if not 0 <= drop_rate < 1:
         raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate}")

@@ -146,8 +146,12 @@ def head_mask(task: Task, params: PyTree) -> PyTree:
 
     mask = jax.tree_util.tree_map_with_path(of_head, params)
     if len(set(jax.tree.leaves(mask))) != 2:
-        names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-        raise ValueError(f"head={task.head} must select some and not all of the parameters; there are: {', '.join(names)}")
+        names = [
+            jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in jax.tree_util.tree_leaves_with_path(params)
+        ]
+        raise ValueError(
+            f"head={task.head} must select some and not all of the parameters; there are: {', '.join(names)}"
+        )
     return mask
 
 
@@ -301,7 +305,7 @@ def chunk_size(wanted: int | None, m: int, parameters: int) -> int:
         return min(wanted, m)
     if jax.default_backend() != "cpu":
         return m
-    return max(1, min(m, (1 << 20) // max(parameters, 1)))
+    return max(1, min(m, (1 << 19) // max(parameters, 1)))
 
 
 def draw_epochs(solver: Solver, keys: Array, online: Array) -> Array:

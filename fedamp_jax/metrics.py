@@ -12,6 +12,8 @@ from scipy import stats
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 
+from fedamp_jax import checks
+
 _TOLERANCE = 1e-6  # Accuracies closer than this, relative to the largest, are equal: float32 keeps about 1e-7.
 
 
@@ -178,6 +180,7 @@ def groups_from_xi(xi: ArrayLike, k: int) -> np.ndarray:
     [0, 0, 1]
     """
     share, _ = _shares(xi)
+    checks.whole("k", k, low=1)
     if not 1 <= k <= len(share):
         raise ValueError(f"k must be from 1 to the number of clients {len(share)}, but is {k}")
     similarity = (share + share.T) / 2

@@ -156,7 +156,10 @@ def panels(summary: Mapping[str, Any]) -> Figure:
         panel.remove()
     low, high = (pick(panel.get_ylim()[end] for panel in figure.axes) for end, pick in enumerate((min, max)))
     for number, panel in enumerate(figure.axes):  # One scale, so that the panels can be compared.
-        panel.set(ylim=(low, high), ylabel="" if number % columns else "mean test accuracy (%)")
+        panel.set(
+            ylim=(low - 0.03 * (high - low), high + 0.03 * (high - low)),
+            ylabel="" if number % columns else "mean test accuracy (%)",
+        )
     _legend(figure, below=True)
     figure.suptitle(_text(summary))
     return figure

@@ -215,9 +215,8 @@ def _results_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]
         shown = [_spread(method[key], method.get(f"{key}_std")) for key in ("bmta", "final")]
         last = [_spread(score.get("mean"), score.get("ci95"))] * scored
         beside = [_number(theirs), _gap(score.get("mean", method["bmta"]), theirs)] * paper
-        time = _number(method.get("seconds_per_round"), ".3g")
-        end = [str(method["best_round"]), time, str(len(method.get("rejected") or {}))]
-        rows.append([name, *shown, *last, *beside, *end])
+        time, rejected = _number(method.get("seconds_per_round"), ".3g"), str(len(method.get("rejected") or {}))
+        rows.append([name, *shown, *last, *beside, str(method["best_round"]), time, rejected])
     between = ["last rounds (%)"] * scored + ["paper (%)", "ours - paper"] * paper
     head = ["method", "BMTA (%)", "final (%)", *between, "best round", "s / round", "rejected"]
     return head, rows, [*methods, _best(methods)].index(_best(methods))

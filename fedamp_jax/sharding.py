@@ -1,7 +1,7 @@
 """Many devices: the client axis of state and data lies on a mesh axis, and no method knows about it.
 
 Two places do, and ask while they are traced which mesh is in use (`active`; `fedamp_jax.round`, `evaluate` and `run`
-say so, from where their data lie): local training runs on each device for its own clients (`per_device`), and aggregation
+say so, from where their data lie): local training runs on each device for its own clients (`per_device`); aggregation
 lays the parameters instead of the clients over the devices (`by_parameters`, `by_clients`: one all-to-all there, one
 back), so that no device ever holds all models.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.extend.core import get_opaque_trace_state, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -91,7 +92,7 @@ def from_owned(mine: Data, mesh: Mesh, m: int) -> Data:
     """`Data` over all processes, of which each brings only its own clients.
 
     Args:
-        mine: the clients `owned(m, mesh)` in that order, as NumPy or jax arrays; `N` may differ between processes.
+        mine: the clients `owned(m, mesh)` in that order, no rows if it owns none; `N` may differ between processes.
         mesh: from `client_mesh`.
         m: the number of clients in all processes together.
 
@@ -107,7 +108,7 @@ def from_owned(mine: Data, mesh: Mesh, m: int) -> Data:
     total = rows(m, mesh)
     sharding = NamedSharding(mesh, P(AXIS))
     own_rows = len(sharding.addressable_devices) * total // mesh.size
-    longest = _longest(mine.y.shape[1])
+    longest = int(multihost_utils.process_allgather(np.int32(mine.y.shape[1])).max())
 
     def place(a: Any) -> Array:
         a = np.asarray(a)
@@ -116,15 +117,6 @@ def from_owned(mine: Data, mesh: Mesh, m: int) -> Data:
         return jax.make_array_from_process_local_data(sharding, filled, (total, *filled.shape[1:]))
 
     return Data(*(place(a) for a in mine))
-
-
-def _longest(n: int) -> int:
-    """The largest `n` of all processes."""
-    if jax.process_count() == 1:
-        return n
-    from jax.experimental import multihost_utils
-
-    return int(multihost_utils.process_allgather(np.int32(n)).max())
 
 
 def mesh_of(tree: Any) -> Mesh | None:
@@ -140,7 +132,12 @@ def mesh_of(tree: Any) -> Mesh | None:
 def over(tree: Any) -> contextlib.AbstractContextManager:
     """The context in which to call a compiled function of arrays that may lie on a mesh; nothing if they do not."""
     mesh = mesh_of(tree)
-    return contextlib.nullcontext() if mesh is None else _in_use(mesh)
+    return contextlib.nullcontext() if mesh is None else use(mesh)
+
+
+def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """The context in which to trace or call a compiled function for `mesh`; None is one device."""
+    return _in_use(mesh)
 
 
 def active() -> Mesh | None:
@@ -156,7 +153,7 @@ def placeless(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, traced as if its arguments lay nowhere; plain `fn` where no mesh is in use.
 
     An argument of a jitted function carries the mesh that it lies on in its type. Where `per_device` runs a function
-    that closes over such a value (a global model, say), `zeros_like` of it is refused, as the mesh is not the one within.
+    that closes over such a value (a global model, say), `zeros_like` of it is refused: the mesh is not the one within.
     """
     if active() is None:
         return fn
@@ -226,7 +223,7 @@ def by_parameters(leaf: Array) -> Array:
 
 
 def by_clients(flat: Array, shape: tuple[int, ...]) -> Array:
-    """The way back from `by_parameters`: `[M, d']` with parameters over the devices as a leaf of `shape` with clients."""
+    """The way back from `by_parameters`: `[M, d']` as a leaf of `shape [M, ...]` with clients over the devices."""
     if active() is not None:
         flat = _constrain(_constrain(flat, None, AXIS), AXIS)[:, : math.prod(shape[1:])]
     return flat.reshape(shape)
@@ -264,11 +261,6 @@ def everywhere(tree: PyTree) -> PyTree:
 
 def init(algorithm: Algorithm, key: Array, data: Data) -> Any:
     """`algorithm.init(key, data)`, made where it will lie: no device holds more of it than its own clients'.
-
-    Args:
-        algorithm: a method.
-        key: as for `algorithm.init`.
-        data: on a mesh (from `shard`), or not.
 
     >>> import optax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")

@@ -121,7 +121,9 @@ def cosines(tree: PyTree) -> Array:
     >>> round(float(cosines({"w": jnp.array([[1.0, 0.0], [1.0, 1.0]])})[0, 1]), 4)
     0.7071
     """
-    norm2 = sum(jnp.sum(jnp.square(a.reshape(a.shape[0], -1).astype(jnp.float32)), axis=1) for a in jax.tree.leaves(tree))
+    norm2 = sum(
+        jnp.sum(jnp.square(a.reshape(a.shape[0], -1).astype(jnp.float32)), axis=1) for a in jax.tree.leaves(tree)
+    )
     inverse = jnp.where(norm2 > 0, jax.lax.rsqrt(jnp.where(norm2 > 0, norm2, jnp.ones_like(norm2))), 0.0)
     return 1.0 - sq_dists(tree, inverse) / 2.0
 

@@ -20,7 +20,9 @@ SIZES = (7, 3, 10, 1, 5, 10, 4, 6)
 
 
 def tiny_task() -> Task:
-    """features = tanh(x W_b + b_b), logits = features W_h + b_h; statistics that follow the mean of x and nothing reads."""
+    """features = tanh(x W_b + b_b), logits = features W_h + b_h; statistics that follow the mean of x and nothing
+    reads.
+    """
 
     def init(key):
         body, head = jax.random.split(key)
@@ -113,7 +115,8 @@ ENTRIES = [
     _entry("apfl", own_steps=True, learning_rate=0.2),
     _entry("apfl", "apfl, adaptive", own_steps=True, learning_rate=0.2, adapt_alpha=True, alpha=0.5),
     _entry("ditto"),
-    _entry("ditto", "ditto, own solver", own_steps=True, lam=1.0, personal_solver=Solver(optax.adam(0.02), epochs=1, batch_size=4)),
+    _entry("ditto", "ditto, own solver", own_steps=True, lam=1.0,
+           personal_solver=Solver(optax.adam(0.02), epochs=1, batch_size=4)),
     _entry("fedper", common_init=False),
     _entry("fedrep"),
     _entry("fedrep", "fedrep, head solver", head_solver=Solver(optax.sgd(0.5), epochs=3, batch_size=4)),

@@ -96,7 +96,9 @@ def test_clients_may_be_permuted(entry):
 
 
 def test_eight_devices_equal_one(entry):
-    """State and data spread over eight devices give the same. Failed with devices training on their neighbours' data."""
+    """State and data spread over eight devices give the same. Failed with devices training on their neighbours'
+    data.
+    """
     data = federation()
     _, algorithm = made(entry)
     one, _ = run_rounds(algorithm, data)

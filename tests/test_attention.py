@@ -116,7 +116,9 @@ def test_equation_5_is_half_a_step_on_equation_3(slope):
 
 
 def test_who_hears_whom():
-    """Offline clients neither send nor hear; with nobody to hear a client keeps to itself. Failed with hears and sends swapped."""
+    """Offline clients neither send nor hear; with nobody to hear a client keeps to itself. Failed with hears and
+    sends swapped.
+    """
     _, tree = random_models(1.0)
     hears = jnp.arange(M) < 3
     kw = {"sigma": jnp.float32(1e3), "alpha": jnp.float32(1.0), "self_weight": jnp.float32(0.5)}
@@ -127,15 +129,21 @@ def test_who_hears_whom():
     assert (stale[:3, 3:] > 0).all() and (stale[3:] == np.eye(M)[3:]).all()
     alone = np.asarray(attention.fedamp_weights(tree, jnp.arange(M) == 0, jnp.arange(M) == 0, **kw))
     assert (alone == np.eye(M)).all()
-    out_of_reach = np.asarray(attention.fedamp_weights(tree, hears, hears, **{**kw, "sigma": jnp.float32(1e-3)}, slope=attention.mcp))
+    out_of_reach = np.asarray(
+        attention.fedamp_weights(tree, hears, hears, **{**kw, "sigma": jnp.float32(1e-3)}, slope=attention.mcp)
+    )
     assert (out_of_reach == np.eye(M)).all()
 
 
 def test_far_clients_keep_their_ranking():
-    """exp(-d2 / sigma) is 0 for all, yet the normalised weights find the nearest. Failed with plain exponentials (0 / 0)."""
+    """exp(-d2 / sigma) is 0 for all, yet the normalised weights find the nearest. Failed with plain exponentials (0
+    / 0).
+    """
     tree = {"w": jnp.array([[0.0], [100.0], [101.0], [300.0]])}
     online = jnp.ones(4, bool)
-    xi = attention.fedamp_weights(tree, online, online, sigma=jnp.float32(1), alpha=jnp.float32(1), self_weight=jnp.float32(0))
+    xi = attention.fedamp_weights(
+        tree, online, online, sigma=jnp.float32(1), alpha=jnp.float32(1), self_weight=jnp.float32(0)
+    )
     assert int(jnp.argmax(xi[0])) == 1 and np.isfinite(xi).all()
 
 
@@ -150,15 +158,21 @@ def test_the_penalty_reaches_the_weights():
 
     def params(algorithm):
         state, _ = run_rounds(algorithm, data, 1)
-        return np.concatenate([np.asarray(a).reshape(8, -1) for a in jax.tree.leaves(state.clients.variables.params)], 1)
+        return np.concatenate(
+            [np.asarray(a).reshape(8, -1) for a in jax.tree.leaves(state.clients.variables.params)], 1
+        )
 
     def amp(lam):
-        return fedamp_jax.fedamp(task, solver, sigma=50.0, self_weight=0.2, alpha=1.0, lam=lam, start="personal", common_init=False)
+        return fedamp_jax.fedamp(
+            task, solver, sigma=50.0, self_weight=0.2, alpha=1.0, lam=lam, start="personal", common_init=False
+        )
 
     alone = params(fedamp_jax.separate(task, solver, common_init=False))
     start = amp(0.0).init(key, data).clients.variables.params
     online = jnp.ones(8, bool)
-    xi = attention.fedamp_weights(start, online, online, sigma=jnp.float32(50), alpha=jnp.float32(1), self_weight=jnp.float32(0.2))
+    xi = attention.fedamp_weights(
+        start, online, online, sigma=jnp.float32(50), alpha=jnp.float32(1), self_weight=jnp.float32(0.2)
+    )
     cloud = np.concatenate([np.asarray(a).reshape(8, -1) for a in jax.tree.leaves(stacked.mix(xi, start))], 1)
     np.testing.assert_allclose(params(amp(0.0)), alone, atol=1e-6)
     gaps = [np.linalg.norm(params(amp(lam)) - cloud) for lam in (0.0, 0.1, 1.0, 5.0)]
@@ -171,14 +185,18 @@ def test_a_negative_self_weight_stops_with_client_value_and_ways_out():
     algorithm = fedamp_jax.fedamp(task, Solver(optax.sgd(0.1), epochs=1), sigma=1.0, self_weight=None, alpha=1e4)
     state = algorithm.init(jax.random.key(0), data)
     before = [np.asarray(a) for a in jax.tree.leaves(state.clients)]
-    with pytest.raises(fedamp_jax.NegativeSelfWeightError, match=r"client \d.*-\d.*alpha at least.*times smaller.*self_weight") as error:
+    with pytest.raises(
+        fedamp_jax.NegativeSelfWeightError, match=r"client \d.*-\d.*alpha at least.*times smaller.*self_weight"
+    ) as error:
         fedamp_jax.round(algorithm, state, data, jax.random.key(0))
     for a, b in zip(before, jax.tree.leaves(error.value.state.clients), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_a_sweep_is_one_program():
-    """Building the algorithm from a tracer under `vmap` equals one run per sigma. Failed when sigma was made a Python float."""
+    """Building the algorithm from a tracer under `vmap` equals one run per sigma. Failed when sigma was made a
+    Python float.
+    """
     data, task, solver = federation(), tiny_task(), Solver(optax.sgd(0.1), epochs=1, batch_size=4)
     key = jax.random.key(0)
 

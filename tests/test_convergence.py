@@ -53,7 +53,7 @@ def test_pseudo_huber_is_an_attention_function():
 
 
 def test_exact_prox_step():
-    """Eq. 4 solved: no slope is left, and SciPy finds nothing lower. Failed after one Newton step."""
+    """Eq. 4 solved: no slope is left, and SciPy finds nothing lower. Failed when one Newton step was all."""
     p, center = problem()
     w = objective.prox(p.loss, center, 4.0)
     assert np.abs(p.loss.slope(w) + 4.0 * (w - center)).max() < 1e-10
@@ -68,8 +68,7 @@ def test_exact_prox_step():
 def test_theorems(tmp_path, monkeypatch):
     """The bound holds for every K, the slope is at least as good as -1/2, and Eq. 5 as printed stops at its floor.
 
-    Failed with alpha = lam (no 1 / sqrt(K)) in Theorem 2, with a proximal weight of alpha / lam in both, and with
-    Eq. 5 in place of Eq. 3 in both.
+    Failed with alpha = lam (no 1 / sqrt(K)), with a proximal weight of alpha / lam, and with Eq. 5 in place of Eq. 3.
     """
     out = tmp_path / "out"
     command(monkeypatch, convergence.main, "--rounds", 10, 32, 100, 316, 1000, "--clients", 5, "--out", out)

@@ -82,15 +82,18 @@ def test_several_settings_become_panels(tmp_path):
 
 
 def test_a_folder_of_another_summary_is_refused(tmp_path):
-    """Other drop rates or other seeds in the same folder are another run. Failed when only runs were compared."""
-    two = [variant("a", drop_rate=0.1), variant("b", drop_rate=0.5)]
-    parts.run("practical", two, (0, 1), tmp_path / "out", fake)
-    parts.run("practical", two, (0, 1), tmp_path / "out", fake)
-    for variants, seeds in (([two[0], variant("b", drop_rate=0.3)], (0, 1)), (two, (0, 2))):
+    """Other drop rates, or other seeds, in the same folder are another run.
+
+    Failed when only the folders of single runs were compared: without the check of settings, and without that of seeds.
+    """
+    low, high, other = (variant(f"{rate:.0%} dropped", drop_rate=rate) for rate in (0.1, 0.5, 0.3))
+    for name, mine, theirs in (("a", ([low, high], ()), ([low, other], ())), ("b", ([low], (0, 1)), ([low], (0, 2)))):
+        for _ in range(2):
+            parts.run("practical", *mine, tmp_path / name, fake)
         with pytest.raises(ValueError, match="holds another run"):
-            parts.run("practical", variants, seeds, tmp_path / "out", fake)
+            parts.run("practical", *theirs, tmp_path / name, fake)
     with pytest.raises(ValueError, match="seeds must differ"):
-        parts.run("practical", two, (0, 0), tmp_path / "new", fake)
+        parts.run("practical", [low], (0, 0), tmp_path / "new", fake)
 
 
 def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
@@ -183,8 +186,7 @@ BAD = {
 def test_bad_input_is_told_in_words(case, tmp_path, monkeypatch, capsys):
     """Exit code 2 and a message that says what is wrong, no traceback; nothing is left behind.
 
-    Failed when FileNotFoundError came through, when `--rounds 0` meant the default, and when the console took
-    "[0, 1)" for markup.
+    Failed when FileNotFoundError came through, and when `--rounds 0` meant the default.
     """
     main, arguments, message = BAD[case]
     arguments = [a(tmp_path) if callable(a) else a for a in arguments]

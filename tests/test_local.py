@@ -40,7 +40,8 @@ def test_every_pass_is_a_new_permutation(size):
 
 @pytest.mark.parametrize("chunk", [1, 3, 8])
 def test_a_client_does_its_own_steps_and_no_more(chunk):
-    """Steps are epochs x ceil(n / B), examples epochs x n, whoever shares the chunk. Failed when a chunk ran all its members
+    """Steps are epochs x ceil(n / B), examples epochs x n, whoever shares the chunk. Failed when a chunk ran all its
+    members
     as long as its longest."""
     data, solver = federation(), Solver(optax.sgd(0.1), epochs=(1, 4), batch_size=4, chunk=chunk)
     algorithm = fedamp_jax.separate(counting_task(), solver)
@@ -52,7 +53,9 @@ def test_a_client_does_its_own_steps_and_no_more(chunk):
 
 
 def test_the_engine_equals_a_python_loop():
-    """`for_each_client` against `solve` called for one client after the other. Failed with keys by position in the chunk."""
+    """`for_each_client` against `solve` called for one client after the other. Failed with keys by position in the
+    chunk.
+    """
     data, task = federation(), tiny_task()
     solver = Solver(optax.adam(0.05), epochs=2, batch_size=4, chunk=3)
     start = task.init(KEY)
@@ -89,7 +92,9 @@ def test_full_gradient_is_the_gradient_over_everything():
     start, client = task.init(KEY), jax.tree.map(lambda a: a[0], data)
     got, _, loss = full_gradient(task, Solver(optax.sgd(1.0), batch_size=4), KEY, client, start)
     batch = fedamp_jax.Batch(client.x, client.y, jnp.arange(len(client.y)) < client.size, client.classes)
-    (value, _), grads = jax.value_and_grad(lambda p: task.loss(Variables(p, start.stats), batch, KEY), has_aux=True)(start.params)
+    (value, _), grads = jax.value_and_grad(lambda p: task.loss(Variables(p, start.stats), batch, KEY), has_aux=True)(
+        start.params
+    )
     np.testing.assert_allclose(loss, value, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, grads)
 
@@ -112,7 +117,9 @@ def test_statistics_follow_their_policy(family):
 
     def loss(variables, batch, key):
         value, _ = task.loss(Variables(variables.params, {"mean": jnp.zeros(5)}), batch, key)
-        mean = jnp.sum(jnp.where(batch.mask, batch.x[:, 0], 0.0)) / jnp.maximum(jnp.sum(batch.mask, dtype=jnp.float32), 1.0)
+        mean = jnp.sum(jnp.where(batch.mask, batch.x[:, 0], 0.0)) / jnp.maximum(
+            jnp.sum(batch.mask, dtype=jnp.float32), 1.0
+        )
         return value, {"mean": 0.5 * variables.stats["mean"] + 0.5 * mean}
 
     noted = Task(lambda key: Variables(task.init(key).params, {"mean": jnp.zeros(())}), loss, task.predict)
@@ -156,12 +163,24 @@ TASK, SGD = tiny_task(), Solver(optax.sgd(0.1))
 REFUSED = {
     "sigma zero": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma=0.0, self_weight=0.1), "sigma must be greater than 0"),
     "sigma text": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma="1", self_weight=0.1), "sigma must be a number"),
-    "sigma NaN": (lambda: fedamp_jax.heurfedamp(TASK, SGD, sigma=float("nan"), self_weight=0.1), "sigma must be greater"),
+    "sigma NaN": (
+        lambda: fedamp_jax.heurfedamp(TASK, SGD, sigma=float("nan"), self_weight=0.1),
+        "sigma must be greater",
+    ),
     "lam": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=0.1, lam=-1.0), "lam must be at least 0"),
-    "alpha": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=0.1, alpha=0.0), "alpha must be greater than 0"),
-    "self_weight": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=1.5), "self_weight must be at least 0 and at most 1"),
+    "alpha": (
+        lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=0.1, alpha=0.0),
+        "alpha must be greater than 0",
+    ),
+    "self_weight": (
+        lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=1.5),
+        "self_weight must be at least 0 and at most 1",
+    ),
     "self_weights": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=np.array([0.1, -0.2])), "position 1"),
-    "no self_weight": (lambda: fedamp_jax.heurfedamp(TASK, SGD, sigma=1.0, self_weight=None), "self_weight must be given"),
+    "no self_weight": (
+        lambda: fedamp_jax.heurfedamp(TASK, SGD, sigma=1.0, self_weight=None),
+        "self_weight must be given",
+    ),
     "start": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=0.1, start="clod"), "did you mean 'cloud'"),
     "stats": (lambda: fedamp_jax.fedavg(TASK, SGD, stats="global"), "stats must be one of"),
     "mu": (lambda: fedamp_jax.fedprox(TASK, SGD, mu=-0.1), "mu must be at least 0"),

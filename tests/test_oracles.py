@@ -37,7 +37,7 @@ TASK = tiny_task()
 def trees(stacked_tree):
     """A stacked tree as a list of float64 trees, one per client."""
     m = jax.tree.leaves(stacked_tree)[0].shape[0]
-    return [jax.tree.map(lambda a: np.asarray(a[i], np.float64), stacked_tree) for i in range(m)]
+    return [jax.tree.map(lambda a, i=i: np.asarray(a[i], np.float64), stacked_tree) for i in range(m)]
 
 
 def tree(t):
@@ -141,19 +141,24 @@ def _alpha(k):
 FEDAMP = {
     "Eq. 5 as printed": ({"self_weight": None, "alpha": 0.3, "lam": 0.1}, {"alpha": lambda k: 0.3}),
     "self weight": ({"self_weight": 0.25, "alpha": 3.0, "lam": 1.0}, {"alpha": lambda k: 3.0}),
-    "self weight of each": ({"self_weight": np.array([0.1, 0.5, 0.9]), "alpha": 3.0, "lam": 1.0}, {"alpha": lambda k: 3.0}),
-    "scad, personal start": ({"self_weight": 0.25, "alpha": 3.0, "lam": 1.0, "slope": attention.scad, "start": "personal"},
-                             {"alpha": lambda k: 3.0, "kind": "scad", "start": "personal"}),
+    "self weight of each": ({"self_weight": np.array([0.1, 0.5, 0.9]), "alpha": 3.0, "lam": 1.0},
+                            {"alpha": lambda k: 3.0}),
+    "scad, personal start": (
+        {"self_weight": 0.25, "alpha": 3.0, "lam": 1.0, "slope": attention.scad, "start": "personal"},
+        {"alpha": lambda k: 3.0, "kind": "scad", "start": "personal"}),
     "mcp, stale included": ({"self_weight": 0.25, "alpha": 3.0, "lam": 1.0, "slope": attention.mcp, "stale": "include"},
                             {"alpha": lambda k: 3.0, "kind": "mcp", "stale": "include"}),
-    "alpha of the round": ({"self_weight": 0.25, "alpha": optax.exponential_decay(3.0, 2, 0.1, staircase=True), "lam": 1.0},
-                           {"alpha": _alpha}),
+    "alpha of the round": (
+        {"self_weight": 0.25, "alpha": optax.exponential_decay(3.0, 2, 0.1, staircase=True), "lam": 1.0},
+        {"alpha": _alpha}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FEDAMP)
 def test_fedamp(case):
-    """Failed with lam / (2 alpha) as the weight of the gradient (a forgotten 2), and with rows and columns of xi turned."""
+    """Failed with lam / (2 alpha) as the weight of the gradient (a forgotten 2), and with rows and columns of xi
+    turned.
+    """
     ours, theirs = FEDAMP[case]
     w = world()
     solver = Solver(ADAM, epochs=EPOCHS, batch_size=BATCH)
@@ -175,7 +180,9 @@ def test_heurfedamp(begin):
     """Failed with the softmax taken over all clients instead of the others."""
     w = world()
     hyper = {"sigma": 5.0, "self_weight": 0.3, "lam": 1.0, "start": begin}
-    algorithm = fedamp_jax.heurfedamp(TASK, Solver(SGD, epochs=EPOCHS, batch_size=BATCH), alpha=3.0, common_init=False, **hyper)
+    algorithm = fedamp_jax.heurfedamp(
+        TASK, Solver(SGD, epochs=EPOCHS, batch_size=BATCH), alpha=3.0, common_init=False, **hyper
+    )
     state, infos = play(algorithm, w)
     expected = {"models": start(common=False)}
     for k in range(ROUNDS):
@@ -195,7 +202,9 @@ def zeros(t):
 
 @pytest.mark.parametrize(("option", "number"), [("I", 1), ("II", 2)])
 def test_scaffold(option, number):
-    """Client by client, variates too. Failed with `+ c_i - c` in the step, which no check of the server alone had seen."""
+    """Client by client, variates too. Failed with `+ c_i - c` in the step, which no check of the server alone had
+    seen.
+    """
     w = world()
     algorithm = fedamp_jax.scaffold(TASK, solver(), learning_rate=0.2, global_step=0.7, option=option)
     state, _ = play(algorithm, w)
@@ -290,7 +299,9 @@ def test_fedrecon():
     from fedamp_jax.algorithms.fedrecon import _rows
 
     w = world((7, 3, 1))
-    algorithm = fedamp_jax.fedrecon(TASK, solver(), head_solver=solver(optimizer=SGD, epochs=3), support=0.5, server_step=0.8)
+    algorithm = fedamp_jax.fedrecon(
+        TASK, solver(), head_solver=solver(optimizer=SGD, epochs=3), support=0.5, server_step=0.8
+    )
     state, _ = play(algorithm, w)
     expected = {"body": start()[0]["body"], "head": start()[0]["head"]}
     for k in range(ROUNDS):
@@ -299,7 +310,9 @@ def test_fedrecon():
         for phase, epochs in ((0, 3), (1, EPOCHS)):
             local = w.batches(w.key(k), phase, epochs, [s[phase] for s in sizes])
             for i, steps in enumerate(local):
-                rows = np.asarray(_rows(w.phase_key(w.key(k), i, phase=None), jax.tree.map(lambda a, i=i: a[i], w.data)))
+                rows = np.asarray(
+                    _rows(w.phase_key(w.key(k), i, phase=None), jax.tree.map(lambda a, i=i: a[i], w.data))
+                )
                 rows = rows if phase == 0 else np.roll(rows, -min(sizes[i][0], len(w.clients[i]["y"]) - 1))
                 local[i] = [rows[s] for s in steps]
             batches.append(local)
@@ -335,8 +348,12 @@ def test_pflego_is_unbiased():
     for i in range(3):
         data = w.data._replace(online=jnp.arange(3) == i)
         new, _ = algorithm.round(w.key(0), state, data)
-        steps.append(jax.tree.map(jnp.subtract, (state.model.body, state.model.heads), (new.model.body, new.model.heads)))
+        steps.append(
+            jax.tree.map(jnp.subtract, (state.model.body, state.model.heads), (new.model.body, new.model.heads))
+        )
     mean = jax.tree.map(lambda *a: sum(a) / 3, *steps)
     everybody, _ = algorithm.round(w.key(0), state, w.data)
-    full = jax.tree.map(jnp.subtract, (state.model.body, state.model.heads), (everybody.model.body, everybody.model.heads))
+    full = jax.tree.map(
+        jnp.subtract, (state.model.body, state.model.heads), (everybody.model.body, everybody.model.heads)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), mean, full)

@@ -17,7 +17,7 @@ import runner  # isort: skip
 def test_the_last_rounds_are_scored_one_by_one(tmp_path, monkeypatch):
     """12 rounds, evaluated every 10: the last ten are all there, and equal those of a run evaluated in every round.
 
-    Failed when the second leg started anew, and when the interval was that of all rounds' clients together.
+    Failed when the second leg started anew.
     """
     common_ = ("--degrees", "high", "--clients", "6", "--tau", "3", "--rounds", "12", "--methods", "PFLEGO")
     common_ += ("--measure", "shared")
@@ -41,7 +41,7 @@ def test_confidence_interval_of_the_last_rounds():
 
 @pytest.mark.parametrize(("degree", "held"), [("high", 2), ("medium", 5), ("none", 10)])
 def test_degrees_and_labels(degree, held):
-    """K = 2, C/2, C classes; own labels are the global ones, renumbered in order. Failed with labels by data order."""
+    """K = 2, C/2, C classes; own labels are the global ones, renumbered in order. Failed with labels modulo K."""
     own, other = (
         degrees.make_federation(degrees.Options(degree=degree, clients=10, labels=labels))
         for labels in ("own", "global")

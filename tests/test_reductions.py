@@ -18,7 +18,11 @@ KEY = jax.random.key(2)
 def personal(algorithm, data, rounds=3):
     state, _ = run_rounds(algorithm, data, rounds)
     return np.concatenate(
-        [np.asarray(a).reshape(a.shape[0], -1) for a in jax.tree.leaves(algorithm.personalize(KEY, state, data).params)], 1
+        [
+            np.asarray(a).reshape(a.shape[0], -1)
+            for a in jax.tree.leaves(algorithm.personalize(KEY, state, data).params)
+        ],
+        1,
     )
 
 
@@ -63,7 +67,9 @@ def test_two_names_for_one_method(name):
 
 
 def test_one_group_of_equal_clients_is_fedavg():
-    """All alike to sigma, xi uniform: the cloud model is FedAvg's global one. Failed with rows of xi not summing to 1."""
+    """All alike to sigma, xi uniform: the cloud model is FedAvg's global one. Failed with rows of xi not summing to
+    1.
+    """
     data = federation(sizes=(6,) * 8)
     amp = fedamp_jax.fedamp(TASK, SGD, sigma=1e9, self_weight=1 / 8, lam=0.0)
     average = personal(amp, data).mean(0)
@@ -71,7 +77,9 @@ def test_one_group_of_equal_clients_is_fedavg():
 
 
 def test_ditto_without_pull_is_separate_beside_fedavg():
-    """Full batches, so that the order of examples does not matter. Failed with the personal model restarted each round."""
+    """Full batches, so that the order of examples does not matter. Failed with the personal model restarted each
+    round.
+    """
     data = federation()
     solver = Solver(optax.sgd(LR), epochs=3, batch_size=16)
     algorithm = fedamp_jax.ditto(TASK, solver, lam=0.0)
@@ -85,7 +93,9 @@ def test_ditto_without_pull_is_separate_beside_fedavg():
 def test_scaffold_of_one_client_is_sgd():
     """With one client c = c_i, and nothing is corrected. Failed with c added and c_i forgotten."""
     data = federation(sizes=(7,))
-    close(personal(fedamp_jax.scaffold(TASK, SGD, learning_rate=LR), data), personal(fedamp_jax.separate(TASK, SGD), data))
+    close(
+        personal(fedamp_jax.scaffold(TASK, SGD, learning_rate=LR), data), personal(fedamp_jax.separate(TASK, SGD), data)
+    )
 
 
 def test_pflego_with_one_step_is_gradient_descent_on_everything():

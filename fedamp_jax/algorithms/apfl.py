@@ -109,13 +109,16 @@ def apfl(
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round gives all of a state's away
         # A copy: the state is given away with every round, the caller's array is not.
         mixing = jnp.array(sharding.per_client(checks.at_round(alpha, jnp.zeros((), jnp.int32)), m))
-        return APFLState(start.params, stacked.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32))
+        return APFLState(
+            start.params, stacked.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32)
+        )
 
     def round(key, state, data):
         def local(key, client, epochs, mine):
-            trained = tuple(jax.tree.map(lambda _, f=flag: f, p) for p, flag in zip(mine.params, (True, True, adapt_alpha)))
-            result, loss = solve(task=pair, solver=sgd, key=key, client=client, start=mine, epochs=epochs, k=state.round,
-                                 trainable=trained)  # fmt: skip
+            trained = tuple(
+                jax.tree.map(lambda _, f=flag: f, p) for p, flag in zip(mine.params, (True, True, adapt_alpha))
+            )
+            result, loss = solve(pair, sgd, key, client, mine, epochs=epochs, k=state.round, trainable=trained)
             return result.variables, loss
 
         w = stacked.broadcast(state.params, data.y.shape[0])

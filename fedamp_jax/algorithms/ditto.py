@@ -3,9 +3,8 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from fedamp_jax import checks, stacked
+from fedamp_jax import checks
 from fedamp_jax.algorithms.fedavg import FedAvgState, average, fedavg, mixed_stats, sample_weights
 from fedamp_jax.local import Local, Prox, Solver, draw_epochs, for_each_client, init_clients, solve
 from fedamp_jax.types import Algorithm, Task, Variables

@@ -58,7 +58,11 @@ def fedrecon(
 
     def part(first: bool):
         def cut(key: Array, client: Data) -> Data:
-            n = jnp.clip(jnp.round(support * client.size.astype(jnp.float32)).astype(jnp.int32), 1, jnp.maximum(client.size - 1, 1))
+            n = jnp.clip(
+                jnp.round(support * client.size.astype(jnp.float32)).astype(jnp.int32),
+                1,
+                jnp.maximum(client.size - 1, 1),
+            )
             rows, rest = _rows(key, client), jnp.maximum(client.size - n, 1)
             # The query set follows the support set; a single example is both.
             rows = rows if first else jnp.roll(rows, -jnp.minimum(n, client.size - 1))

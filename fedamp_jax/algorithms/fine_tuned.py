@@ -8,8 +8,12 @@ from fedamp_jax.local import Local, Solver, for_each_client, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
-def tune(task: Task, solver: Solver, key: Array, data: Data, models: Variables, trainable: PyTree | None = None) -> Variables:
-    """Train every client's model `[M, ...]` on its own data, whoever is online; a result that is not finite is dropped."""
+def tune(
+    task: Task, solver: Solver, key: Array, data: Data, models: Variables, trainable: PyTree | None = None
+) -> Variables:
+    """Train every client's model `[M, ...]` on its own data, whoever is online; a result that is not finite is
+    dropped.
+    """
     tuner = dataclasses.replace(solver, keep_optimizer=False)
 
     def local(key, client, epochs, mine):

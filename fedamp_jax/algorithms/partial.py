@@ -70,9 +70,18 @@ def assemble(state: BodyState, data: Data) -> Variables:
 
 
 def init_body(
-    task: Task, solver: Solver, key: Array, data: Data, *, common: bool, part: str, edit: Callable[[PyTree], PyTree] | None = None
+    task: Task,
+    solver: Solver,
+    key: Array,
+    data: Data,
+    *,
+    common: bool,
+    part: str,
+    edit: Callable[[PyTree], PyTree] | None = None,
 ) -> BodyState:
-    """The state before the first round: one body; heads alike (`common`) or each client's own; `edit` changes the model."""
+    """The state before the first round: one body; heads alike (`common`) or each client's own; `edit` changes the
+    model.
+    """
     start = task.init(key)
     m, head = data.y.shape[0], head_mask(task, start.params)
     params = stacked.broadcast(edit(start.params) if edit else start.params, m)
@@ -171,7 +180,8 @@ def fedper(task: Task, solver: Solver, *, common_init: bool = True, stats: str =
 def fedrep(
     task: Task, solver: Solver, *, head_solver: Solver | None = None, common_init: bool = True, stats: str = "local"
 ) -> Algorithm:
-    """FedRep (Collins et al. 2021, Algorithm 1): first the head under the frozen body, then the body under the new head.
+    """FedRep (Collins et al. 2021, Algorithm 1): first the head under the frozen body, then the body under the new
+    head.
 
     Args:
         task: the model; `task.head` says what the head is.

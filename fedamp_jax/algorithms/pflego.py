@@ -83,7 +83,8 @@ def pflego(
     common_init: bool = True,
     stats: str = "local",
 ) -> Algorithm:
-    """PFLEGO: tau - 1 gradient steps on the head W_i, then one joint gradient at (W_i, theta) that moves W_i by Eq. 3 and
+    """PFLEGO: tau - 1 gradient steps on the head W_i, then one joint gradient at (W_i, theta) that moves W_i by Eq. 3
+    and
     the shared body theta by Eq. 4. All gradients are over all of the client's data.
 
     Args:
@@ -95,8 +96,8 @@ def pflego(
         rho: learning rate of the joint step.
         server_optimizer: the optax optimizer that takes theta along the gradient of Eq. 4; None for SGD with `rho`. The
             authors' program uses Adam, `optax.adam(0.003)`, where their paper writes SGD.
-        weigh_heads: multiply the heads' joint step by alpha_i. Eq. 3 and Algorithm 1 do not, but Eq. 5 does, and only so
-            is the step unbiased for the heads too (Proposition 1).
+        weigh_heads: multiply the heads' joint step by alpha_i. Eq. 3 and Algorithm 1 do not, but Eq. 5 does, and only
+            so is the step unbiased for the heads too (Proposition 1).
         common_init: one initial head for all clients, or one each.
         stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
 

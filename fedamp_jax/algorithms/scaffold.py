@@ -9,7 +9,7 @@ import optax
 
 from fedamp_jax import checks, stacked
 from fedamp_jax.algorithms.fedavg import average, mixed_stats
-from fedamp_jax.local import Local, Solver, batch_width, for_each_client, full_gradient, solve
+from fedamp_jax.local import Solver, batch_width, for_each_client, full_gradient, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 

@@ -1,9 +1,9 @@
 """Convolution that stays fast when every client has kernels of its own.
 
-A vmapped convolution with one kernel per client becomes a grouped convolution, and the gradient of a convolution with
-respect to its kernel one with a window as large as the image. XLA's CPU backend runs either at a few per cent of the
-speed of its plain convolution, which is as fast as its matrix products. So on a CPU everything here is arranged into
-plain convolutions; elsewhere into patches and one batched matrix product.
+A vmapped convolution with one kernel per client becomes a grouped convolution: XLA's CPU backend (jax 0.10.2) runs it
+at a quarter of the speed of a plain one; and the gradient with respect to the kernel becomes one with a window as
+large as the image, run at a fiftieth of it. The plain convolution is as fast as a matrix product. So on a CPU
+everything here is arranged into plain convolutions; elsewhere into patches and one batched matrix product.
 """
 
 import functools

@@ -1,0 +1,97 @@
+"""What a round of FedAMP takes on many devices: compiled for them here, run nowhere.
+
+python benchmarks/scaling.py --model resnet18 --clients 1000 --devices 256
+python benchmarks/scaling.py --model cnn --clients 10000 --devices 32
+python benchmarks/scaling.py --model cnn --steps            # instead: seconds of one client's step on this machine
+"""
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import optax
+
+SHAPES = {"resnet18": (32, 32, 3), "cnn": (28, 28, 1)}
+CLASSES = {"resnet18": 100, "cnn": 10}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=SHAPES, default="resnet18")
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--devices", type=int, default=256)
+    parser.add_argument("--examples", type=int, default=600, help="of each client")
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--chunk", type=int, default=1, help="clients that a device trains side by side")
+    parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16; parameters stay float32")
+    parser.add_argument("--steps", action="store_true", help="time a step of one client instead")
+    options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 1 if options.steps else options.devices)
+    one_step(options) if options.steps else dry_run(options)
+
+
+def make_task(options: argparse.Namespace):
+    """The model at its data set's shape."""
+    import fedamp_jax  # after jax knows how many devices it shall have
+
+    dtype = jnp.bfloat16 if options.bfloat16 else jnp.float32
+    model = getattr(fedamp_jax.models, options.model)
+    return model(CLASSES[options.model], shape=SHAPES[options.model], compute_dtype=dtype)
+
+
+def dry_run(options: argparse.Namespace) -> None:
+    """Compile a round for the mesh and print what a device holds and receives."""
+    import fedamp_jax
+    from fedamp_jax.plan import plan
+
+    m, n = options.clients, options.examples
+    numbers = jax.ShapeDtypeStruct((m,), jnp.int32)
+    x = jax.ShapeDtypeStruct((m, n, *SHAPES[options.model]), jnp.uint8)
+    y, online = jax.ShapeDtypeStruct((m, n), jnp.int32), jax.ShapeDtypeStruct((m,), bool)
+    data = fedamp_jax.Data(x, y, numbers, numbers, numbers, online)
+    solver = fedamp_jax.Solver(optax.adam(1e-3), epochs=10, batch_size=options.batch, chunk=options.chunk)
+    algorithm = fedamp_jax.fedamp(make_task(options), solver, sigma=1e6, self_weight=0.05)
+    began = time.perf_counter()
+    print(plan(algorithm, data, fedamp_jax.sharding.client_mesh()))
+    print(f"compiled in {time.perf_counter() - began:.0f} s")
+
+
+def one_step(options: argparse.Namespace) -> None:
+    """Time a step of Adam for one client and count its operations."""
+    import fedamp_jax
+
+    task, optimizer = make_task(options), optax.adam(1e-3)
+    variables = jax.jit(task.init)(jax.random.key(0))
+    batch = fedamp_jax.Batch(
+        jnp.zeros((options.batch, *SHAPES[options.model]), jnp.uint8),
+        jnp.zeros(options.batch, jnp.int32),
+        jnp.ones(options.batch, bool),
+        jnp.int32(CLASSES[options.model]),
+    )
+
+    @jax.jit
+    def step(variables, moments):
+        def loss(params):
+            return task.loss(variables._replace(params=params), batch, jax.random.key(0))
+
+        grads, stats = jax.grad(loss, has_aux=True)(variables.params)
+        updates, moments = optimizer.update(grads, moments, variables.params)
+        return fedamp_jax.Variables(optax.apply_updates(variables.params, updates), stats), moments
+
+    moments = jax.jit(optimizer.init)(variables.params)
+    program = step.lower(variables, moments).compile()
+    seconds = []
+    for _ in range(6):
+        began = time.perf_counter()
+        variables, moments = jax.block_until_ready(program(variables, moments))
+        seconds.append(time.perf_counter() - began)
+    parameters = sum(a.size for a in jax.tree.leaves(variables.params))
+    device = jax.devices()[0].device_kind
+    print(f"{options.model}: {parameters:,} parameters; a step of {options.batch} examples: "
+          f"{program.cost_analysis()['flops'] / 1e9:.1f} GFLOP by XLA's count, {min(seconds):.3f} s on {device}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Checkpoints: what is refused and how it is said, other devices, and a disk that is full."""
+
+import contextlib
+import os
+import resource
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from fedamp_jax import checkpoint, driver, report, sharding
+from tests.registry import federation
+from tests.test_resume import made, outcome, train
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run of four rounds, the last three of them saved."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    train(folder, rounds=4)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fingerprint": {"sigma": 3.0}}, r"sigma: 2\.0 there, 3\.0 now"),
+        ({"fingerprint": {}}, r"sigma: 2\.0 there, None now"),
+        ({"seed": 5}, "seed: 0 there, 5 now"),
+        ({"drop_rate": 0.0}, r"drop_rate: 0\.2 there, 0\.0 now"),
+        ({"data": {"seed": 3}}, "train: '8 clients, 46 examples, digest .*' there"),
+        ({"data": {"sizes": (7, 3, 10, 1, 5, 10)}}, "'6 clients, 36 examples, digest .*' now"),
+    ],
+)
+def test_another_run_is_refused(change, message, saved):
+    """It says what differs. Failed for `seed` and the data when the caller's fingerprint was all that was compared."""
+    change = {**change, "data": federation(**change["data"])} if "data" in change else change
+    with pytest.raises(ValueError, match=message):
+        train(saved, rounds=4, **change)
+
+
+def test_another_state_is_refused(saved, monkeypatch):
+    """Another method, another kept optimizer, another format. Failed with shapes compared but not the state's type."""
+    data = federation()
+    m = len(data.size)
+
+    def restore(name, **solver):
+        _, algorithm = made(name, **solver)
+        books = driver.Run(algorithm.init(jax.random.key(0), data), rejected=np.zeros(m, int))
+        described = checkpoint.describe(data, m)
+        own = {"seed": 0, "participation": 0.75, "drop_rate": 0.2, "evaluate_every": 2, "sigma": 2.0}
+        with checkpoint.opened(saved, {**own, "train": described, "test": described}) as opened:
+            return opened.restore(books)
+
+    assert restore("fedamp", keep_optimizer=True) == 4
+    with pytest.raises(ValueError, match="state: 'FedAMPState' there, 'SeparateState' now"):
+        restore("separate", keep_optimizer=True)
+    with pytest.raises(ValueError, match=r"state\.clients\.optimizer\[0\]\.count: \['int32', 8\] there, None now"):
+        restore("fedamp")
+    monkeypatch.setattr(checkpoint, "FORMAT", 99)
+    with pytest.raises(ValueError, match="has format 1, this version of fedamp_jax reads 99"):
+        restore("fedamp", keep_optimizer=True)
+
+
+# What orbax's threads and coroutines raise a second time when they are thrown away.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_truncated_checkpoint_is_refused(saved, tmp_path):
+    """Each file cut in half or taken away: refused with its name and the way out, or not needed and the end is alike.
+
+    Failed when orbax's errors came out as they are: a dozen kinds, none of which names the checkpoint.
+    """
+    expected = outcome(train(None, rounds=6))
+    refused = []
+    files = sorted(p.relative_to(saved) for p in (saved / "4").rglob("*") if p.is_file())
+    cases = [(p, "cut") for p in files] + [(p, "gone") for p in files if p.name == "metadata" or p.parent.name == "d"]
+    for number, (path, how) in enumerate(cases):
+        folder = tmp_path / str(number)
+        shutil.copytree(saved, folder)
+        content = (folder / path).read_bytes()
+        (folder / path).unlink() if how == "gone" else (folder / path).write_bytes(content[: len(content) // 2])
+        try:
+            assert outcome(train(folder, rounds=6, every=10)) == expected
+        except ValueError as error:
+            assert f"checkpoint {folder / '4'} is damaged" in str(error) and "Remove this folder" in str(error)  # noqa: PT017
+            refused.append((how, str(path)))
+    assert all(any(how == h and part in p for h, p in refused) for how in ("cut", "gone") for part in ("books", "/d/"))
+    shutil.rmtree(folder / "4")  # the way out
+    assert outcome(train(folder, rounds=6, every=10)) == expected
+
+
+def test_the_last_three_are_kept_and_more_rounds_may_follow(tmp_path):
+    """Failed without `max_to_keep`; and when a longer run of the same settings was refused."""
+    folder = tmp_path / "checkpoints"
+    train(folder, rounds=5)
+    assert sorted(os.listdir(folder)) == ["3", "4", "5"]
+    longer = train(folder, rounds=8)
+    assert longer.rounds == [2, 4, 5, 6, 8]  # what was the last round stays evaluated
+    np.testing.assert_array_equal(longer.accuracy[-1], train(None, rounds=8).accuracy[-1])
+    assert train(folder, rounds=5).rounds == longer.rounds
+
+
+# --- other devices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("before", "after", "clients"), [(8, 1, 8), (8, 1, 6), (1, 8, 6), (8, 8, 6)])
+def test_restored_on_another_number_of_devices(before, after, clients, tmp_path):
+    """Saved on some, gone on with on others, also where rows that are nobody come and go; bit for bit on as many.
+
+    Failed for (8, 1) when arrays were restored to where they had been, and for 6 clients when shapes had to be equal.
+    """
+    data = federation(sizes=(7, 3, 10, 1, 5, 10, 4, 6)[:clients])
+    mesh = {n: None if n == 1 else sharding.client_mesh(n) for n in (before, after)}
+    train(tmp_path, 2, data, mesh=mesh[before], participation=1.0)
+    moved = train(tmp_path, 4, data, mesh=mesh[after], participation=1.0)
+    stayed = train(None, 4, data, mesh=mesh[after], participation=1.0)
+    if before == after:
+        assert outcome(moved) == outcome(stayed)
+    rows = [np.asarray(jax.tree.leaves(r.state.clients.variables.params)[0])[:clients] for r in (moved, stayed)]
+    np.testing.assert_allclose(*rows, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(moved.loss, stayed.loss, rtol=1e-4)
+
+
+# --- a disk that is full ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file of this process may grow beyond 300 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_results_whole(tmp_path):
+    """The old file stays, nothing else does. Failed when the file itself was written to."""
+    path = report.write_json({"methods": [1, 2]}, tmp_path / "results.json")
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        report.write_json({"methods": list(range(1000))}, path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["results.json"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_leaves_checkpoints_whole(tmp_path):
+    """The run ends with an error, not with a hole; it goes on when there is room. Failed when errors of the background
+    were not waited for: the run returned as if all were saved.
+    """
+    folder = tmp_path / "checkpoints"
+    train(folder, rounds=2)
+    with full_disk(), pytest.raises(OSError, match=r"a checkpoint cannot be written to .*The last ones are whole"):
+        train(folder, rounds=4)
+    assert outcome(train(folder, rounds=4)) == outcome(train(None, rounds=4))

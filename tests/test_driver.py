@@ -1,0 +1,143 @@
+"""The loop: what it records, what decides who takes part, and that 2,000 rounds leave nothing behind."""
+
+import gc
+import os
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import fedamp_jax
+from fedamp_jax import driver
+from tests.registry import ENTRIES, federation, make
+
+EARLY, LATE = slice(4, 10), slice(-5, None)
+
+
+def entry(name):
+    return next(e for e in ENTRIES if e.name == name)
+
+
+def test_run_is_the_loop_written_out():
+    """State, accuracies and losses are those of `round` and `evaluate` called by hand with the same keys.
+
+    Failed with the round's key used for who takes part as well.
+    """
+    task, algorithm = make(entry("fedamp"), epochs=(1, 3))
+    clients = federation()
+    result = fedamp_jax.run(task, algorithm, clients, clients, rounds=3, seed=5, participation=0.5, progress=False)
+    key = jax.random.key(5)
+    state = algorithm.init(key, clients)
+    for k in range(3):
+        key_online, key_round, key_use = jax.random.split(jax.random.fold_in(key, k), 3)
+        online = fedamp_jax.sample_online(key_online, 8, 0.5)
+        assert int(online.sum()) == 4
+        state, info = fedamp_jax.round(algorithm, state, clients._replace(online=online), key_round)
+        models = jax.jit(algorithm.personalize)(key_use, state, clients)
+        np.testing.assert_array_equal(result.accuracy[k], fedamp_jax.evaluate(task, models, clients))
+        assert result.loss[k] == pytest.approx(float(info.loss[online].mean()), rel=1e-6)
+    for a, b in zip(jax.tree.leaves(result.state), jax.tree.leaves(state)):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(result.xi, info.xi)
+
+
+def test_same_seed_same_run():
+    """Bit for bit; another seed is another run. Failed with keys drawn from the time."""
+    task, algorithm = make(entry("fedavg"), epochs=(1, 3))
+    clients = federation()
+    a, b, c = (
+        fedamp_jax.run(task, algorithm, clients, clients, rounds=3, seed=s, drop_rate=0.25, progress=False)
+        for s in (1, 1, 2)
+    )
+    for x, y in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state)):
+        np.testing.assert_array_equal(x, y)
+    assert a.loss == b.loss != c.loss
+    np.testing.assert_array_equal(a.accuracy, b.accuracy)
+
+
+def test_evaluations_are_recorded_when_asked_for():
+    """Every third round and the last; one bar of rounds, no more numbers. Failed without the last round."""
+    task, algorithm = make(entry("separate"))
+    clients = federation()
+    seen = lambda info: {"online": float((info.epochs > 0).sum())}  # noqa: E731
+    result = fedamp_jax.run(task, algorithm, clients, clients, rounds=7, evaluate_every=3, observe=seen, progress=False)
+    assert result.rounds == [3, 6, 7] and result.accuracy.shape == (3, 8) and len(result.loss) == 3
+    assert result.observed == {"online": [8.0, 8.0, 8.0]} and result.xi is None
+    assert 0 < result.first_seconds <= result.seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"rounds": 0}, ValueError, "rounds must be at least 1"),
+        ({"rounds": 1.5}, TypeError, "rounds must be a whole number"),
+        ({"evaluate_every": 0}, ValueError, "evaluate_every"),
+        ({"checkpoint_every": 0}, ValueError, "checkpoint_every"),
+        ({"participation": 0.0}, ValueError, "participation"),
+        ({"drop_rate": 1.0}, ValueError, "drop_rate"),
+        ({"fingerprint": {"x": {1, 2}}, "checkpoint_dir": "here"}, TypeError, "fingerprint must hold what JSON"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_compiles(change, kind, message, tmp_path, monkeypatch):
+    """Failed for `checkpoint_every` with a ZeroDivisionError after the first round."""
+    monkeypatch.chdir(tmp_path)
+    task, algorithm = make(entry("separate"))
+    clients = federation()
+    with pytest.raises(kind, match=message):
+        fedamp_jax.run(task, algorithm, clients, clients, **{"rounds": 2, "progress": False, **change})
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
+def test_shares_are_whole_numbers_of_clients(share):
+    """At least one is invited, and everybody is in the long run. Failed with independent coin tosses."""
+    drawn = np.stack([fedamp_jax.sample_online(jax.random.key(k), 10, share) for k in range(60)])
+    assert set(drawn.sum(axis=1)) == {max(1, round(10 * share))}
+    assert drawn.any(axis=0).all()
+
+
+# --- long runs -------------------------------------------------------------------------------------------------------
+
+
+def resident():
+    """Megabytes of memory that this process holds."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+def test_two_thousand_rounds_leave_nothing_behind(tmp_path):
+    """Memory, arrays, open files and threads are as after 500 rounds, and nothing compiles after the first ones.
+
+    Checkpoints are part of it. Failed with a list of all rounds' infos kept (arrays), with a new jitted function per
+    round (compilations), and with a checkpoint manager per save that was never closed (threads).
+    """
+    task, algorithm = make(entry("fedamp"), epochs=1)
+    clients = federation()
+    compiled, seen, began = [], [], time.monotonic()
+
+    def on_event(event, duration, **_):
+        compiled.extend([event] * event.endswith("backend_compile_duration"))
+
+    def observe(info):
+        gc.collect()
+        files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        seen.append((resident(), len(jax.live_arrays()), files, threads, len(compiled)))
+        return {}
+
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    before = driver._round._cache_size()
+    try:
+        fedamp_jax.run(task, algorithm, clients, clients, rounds=2000, evaluate_every=100, observe=observe,
+                       progress=False, drop_rate=0.25, checkpoint_dir=tmp_path / "checkpoints",
+                       checkpoint_every=250)  # fmt: skip
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_event)
+    memory, arrays, files, threads, compilations = np.array(seen).T
+    assert driver._round._cache_size() == before + 1
+    assert compilations[-1] == compilations[1], "something compiled after 200 rounds"
+    # The highest of rounds 500 to 1000 and of the last 500: what a save in the background holds comes and goes.
+    early, late = (np.array([a[part].max() for a in (memory, arrays, files, threads)]) for part in (EARLY, LATE))
+    assert (late <= early + [10, 2, 2, 2]).all(), f"{early} in rounds 500 to 1000, {late} in the last 500"
+    print(f"{time.monotonic() - began:.0f} s; megabytes, arrays, files, threads: {early}, {late}")

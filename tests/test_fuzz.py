@@ -1,0 +1,271 @@
+"""Whatever comes in, a public function works, or raises a ValueError or TypeError that names the argument.
+
+200 cases by default; 2,400 with `HYPOTHESIS_PROFILE=nightly`. Only the last two tests compile anything, once: their
+cases share one shape.
+"""
+
+import functools
+import os
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedamp_jax
+from fedamp_jax import Solver, checkpoint, data, metrics, report
+from fedamp_jax.data import partition
+from tests.registry import CLASSES, FEATURES, tiny_task
+
+CASES = {"ci": 1, "nightly": 12}[os.environ.get("HYPOTHESIS_PROFILE", "ci")]
+SLOW = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large, hypothesis.HealthCheck.filter_too_much]
+
+
+def cases(count):
+    """So many cases, and twelve times as many at night. By day they are always the same ones."""
+    return hypothesis.settings(max_examples=count * CASES, deadline=None, suppress_health_check=SLOW,
+                               derandomize=CASES == 1, database=None)  # fmt: skip
+
+
+def attempt(call, *names):
+    """What `call` returns; None if it refuses with an error that says one of the names."""
+    try:
+        return call()
+    except (ValueError, TypeError) as error:
+        text = f"{type(error).__name__} without a name: {error}"
+        assert any(name in str(error) for name in names), text  # noqa: PT017
+        return None
+
+
+seeds = st.integers(0, 2**32 - 1)
+three = st.lists(st.floats(0, 100), min_size=3, max_size=3)
+junk = st.one_of(
+    st.none(), st.booleans(), st.floats(), st.integers(-3, 300), st.text(max_size=3), st.just([]), st.just((1, 2, 3)),
+    st.just({}), st.just(np.nan), st.just(np.float32(0.5)), st.just(np.int64(2)), st.just(-1), st.just("0.5"),
+)  # fmt: skip
+kinds = st.sampled_from(["u1", "u1", "f4", "f8", "i8", "?", "f2", "u2", "c8", "U1", "O"])
+label_kinds = st.sampled_from(["i4", "i8", "u1", "u8", "f4"])
+names = st.one_of(
+    st.text(min_size=1, max_size=6), st.integers(-5, 5), st.sampled_from(["Ülm", "医院", "🏥", "a\0b", " "])
+)
+
+
+def rarely(*strategies):
+    """Mostly None, which is the default of what is fuzzed with it."""
+    return st.integers(0, 3).flatmap(lambda i: st.one_of(*strategies) if i == 3 else st.none())
+
+
+@st.composite
+def ragged(draw, good=False):
+    """Clients of any sizes: `(xs, ys)`; mostly of one kind, sometimes with one that does not fit."""
+    rng = np.random.default_rng(draw(seeds))
+    m = draw(st.integers(1 if good else 0, 5))
+    shape = draw(st.sampled_from([(), (2,), (2, 2), (1, 2, 1)]))
+    kind, label = ("f4", "i4") if good else (draw(kinds), draw(label_kinds))
+    low = 0 if good else draw(st.sampled_from([0, 0, 0, -1]))
+    least = 1 if good else draw(st.sampled_from([1, 1, 1, 0]))
+    sizes = [draw(st.integers(least, 6)) for _ in range(m)]
+    xs = [(100 * rng.random((n, *shape))).astype(kind) for n in sizes]
+    ys = [rng.integers(low, draw(st.sampled_from([1, 2, 5])), n).astype(label) for n in sizes]
+    if not good and m and draw(st.integers(0, 3)) == 3:
+        i = draw(st.integers(0, m - 1))
+        ys[i] = draw(
+            st.sampled_from([ys[i][:-1], ys[i][:, None], list(ys[i]) + [2**40], "labels", [[1], [2, 3]], None])
+        )
+    if not good and m and draw(st.integers(0, 3)) == 3:
+        i = draw(st.integers(0, m - 1))
+        xs[i] = draw(st.sampled_from([xs[i][:-1], 3.0, np.full((2, *shape), np.inf), [[1], [2, 3]], None, xs[i][None]]))
+    return xs, ys
+
+
+@cases(30)
+@given(ragged(), rarely(st.integers(-1, 9), st.lists(st.integers(0, 9), max_size=5), junk), rarely(junk))
+def test_from_lists(clients, classes, ids):
+    """Failed for labels beyond int32 in an unsigned array, for a size-0 client, and for `x=3.0` (no example axis)."""
+    xs, ys = clients
+    made = attempt(lambda: data.from_lists(xs, ys, classes=classes, ids=ids),
+                   "client", "xs", "ys", "x of", "y of", "classes", "ids")  # fmt: skip
+    if made is not None:
+        assert made.size.tolist() == [len(y) for y in ys] and made.x.dtype in (jnp.uint8, jnp.float32)
+        for i, (x, y) in enumerate(zip(xs, ys)):
+            np.testing.assert_array_equal(made.x[i, : len(y)], np.asarray(x, made.x.dtype))
+            np.testing.assert_array_equal(made.y[i, : len(y)], y)
+            assert not np.asarray(made.y[i, len(y) :]).any() and int(made.classes[i]) > np.max(y)
+
+
+@cases(20)
+@given(st.lists(names, max_size=12), seeds, st.one_of(st.none(), st.lists(names, max_size=4)), st.booleans())
+def test_from_table(column, seed, order, short):
+    """Any names, of several types and scripts. Failed with `np.unique`, which makes one name of 1 and "1"."""
+    rng = np.random.default_rng(seed)
+    n = max(0, len(column) - short)
+    x, y = rng.random((n, 2)), rng.integers(0, 3, n)
+    made = attempt(lambda: data.from_table(x, y, column, names=order), "client", "names", "indices")
+    if made is not None:
+        clients, found = made
+        assert set(found) == set(column) and int(clients.size.sum()) == len(column)
+        for i, name in enumerate(found):
+            np.testing.assert_array_equal(clients.y[i, : clients.size[i]], [b for a, b in zip(column, y) if a == name])
+
+
+@cases(20)
+@given(seeds, st.integers(0, 30), st.integers(0, 20), st.integers(1, 5), st.one_of(st.integers(0, 8), junk), junk,
+       st.sampled_from(["iid", "pathological", "degrees", "dirichlet"]))  # fmt: skip
+def test_partitions(seed, n, n_test, classes, clients, extra, how):
+    """Everybody gets something, nothing is dealt twice, classes missing or duplicated. Failed for an empty pool."""
+    rng = np.random.default_rng(seed)
+    y, y_test = rng.integers(0, classes, n), rng.integers(0, classes + 1, n_test)
+    more = () if how == "iid" else (extra,)
+    part = attempt(lambda: getattr(partition, how)(y, y_test, clients, *more, seed=seed), "client", "y_train", "y_test",
+                   "classes_per_client", "alpha", "class ")  # fmt: skip
+    if part is not None:
+        for rows, size in ((part.train, n), (part.test, n_test)):
+            dealt = np.concatenate(rows)
+            assert len(rows) == clients and min(map(len, rows)) > 0 and len(np.unique(dealt)) == len(dealt)
+            assert dealt.min() >= 0 and dealt.max() < size
+
+
+@cases(15)
+@given(st.lists(names, max_size=8), st.lists(names, max_size=8))
+def test_natural(train, test):
+    """Unicode client ids. Failed when the names of both columns were sorted apart and matched by position."""
+    part = attempt(lambda: partition.natural(train, test), "client")
+    if part is not None:
+        for a, b in zip(part.train, part.test, strict=True):
+            assert {train[i] for i in a} == {test[i] for i in b}
+
+
+@cases(20)
+@given(junk, junk, junk, junk)
+def test_solver(epochs, batch_size, chunk, optimizer):
+    """Failed for `epochs=()`, `epochs=True` and a batch size of 2.0."""
+    names = ("epochs", "batch_size", "chunk", "optimizer")
+    attempt(lambda: Solver(optax.sgd(0.1), epochs, batch_size, chunk=chunk), *names)
+    attempt(lambda: Solver(optimizer), "optimizer")
+
+
+FACTORIES = {
+    "fedprox": ("mu", "stats"), "fedamp": ("sigma", "self_weight", "alpha", "lam", "start", "stats", "stale"),
+    "heurfedamp": ("sigma", "self_weight", "alpha"), "scaffold": ("learning_rate", "global_step", "option", "personal"),
+    "apfl": ("alpha", "learning_rate"), "ditto": ("lam", "stats"), "fedper": ("stats",), "fedbabu": ("tune_part",),
+    "fedrecon": ("support", "server_step"), "pflego": ("beta", "rho"), "fine_tuned": ("base",),
+}  # fmt: skip
+
+
+@cases(25)
+@given(st.sampled_from(sorted(FACTORIES)), st.data())
+def test_factories(name, source):
+    """One hyper-parameter is rubbish: it is named. Failed for NaN, which no comparison refuses."""
+    wrong = source.draw(st.sampled_from(FACTORIES[name]))
+    given_ = {"sigma": 1.0, "self_weight": 0.5} if "amp" in name else {}
+    hyper = {**given_, wrong: source.draw(junk)}
+    attempt(lambda: getattr(fedamp_jax, name)(tiny_task(), Solver(optax.sgd(0.1)), **hyper), wrong)
+
+
+@cases(15)
+@given(junk, junk, st.one_of(junk, st.just((8, 8))), st.sampled_from(["mlp", "cnn", "resnet18"]))
+def test_models(classes, hidden, shape, name):
+    """Failed for `shape=3` with "'int' object is not iterable"."""
+    own = {"hidden": hidden} if name == "mlp" else {}
+    attempt(lambda: getattr(fedamp_jax.models, name)(classes, shape=shape, **own), "classes", "hidden", "shape")
+
+
+@cases(15)
+@given(seeds, st.integers(0, 4), st.integers(0, 4), st.sampled_from([0.0, np.nan, -1.0, 1e30, 0.5]), junk)
+def test_metrics(seed, rounds, m, value, k):
+    """Failed for no rounds, with NumPy's "attempt to get argmax of an empty sequence"."""
+    rng = np.random.default_rng(seed)
+    table, xi, groups = rng.random((rounds, m)), rng.random((m, m)), rng.integers(0, 2, m)
+    if table.size and xi.size:
+        table[0, 0] = xi[-1, 0] = value
+    with np.errstate(over="ignore"):
+        attempt(lambda: metrics.bmta(table), "accuracy")
+        attempt(lambda: metrics.accuracy_summary(table), "accuracy", "rounds")
+        if rounds > 1:
+            attempt(lambda: metrics.wilcoxon(table[0], table[1]), "a ", "b ")
+        attempt(lambda: metrics.in_group_weight(xi, groups), "xi", "groups")
+        attempt(lambda: metrics.group_recovery(xi, groups), "xi", "groups")
+        attempt(lambda: metrics.groups_from_xi(xi, k), "xi", "k ")
+
+
+@cases(10)
+@given(st.integers(1, 30), junk, junk)
+def test_sample_online(m, participation, drop_rate):
+    """Failed for `participation=nan` and for a string, which was compared with a number."""
+    online = attempt(lambda: fedamp_jax.sample_online(jax.random.key(0), m, participation, drop_rate),
+                     "participation", "drop_rate")  # fmt: skip
+    assert online is None or online.shape == (m,)
+
+
+@cases(10)
+@given(st.dictionaries(st.text(max_size=5), three, min_size=1, max_size=3), st.text(max_size=20))
+def test_reports(accuracies, text):
+    """Methods and commands of any characters, none of which becomes HTML. Failed without escaping."""
+    own = {"loss": [np.nan], "rejected": {text: 1}}
+    methods = {name: {**metrics.accuracy_summary([a], [1]), **own} for name, a in accuracies.items()}
+    said = dict.fromkeys(["experiment", "created", "command", "device"], text)
+    results = {**said, "dataset": "<x>", "settings": {text: text}, "versions": {}, "clients": 3, "rounds": 1,
+               "methods": methods, "wilcoxon": metrics.wilcoxon_table(accuracies)}  # fmt: skip
+    page = report.html(results, {})
+    assert "<x>" not in page and page.count("<title>") == 1
+    assert len(report.history_rows(results)) == len(methods)
+
+
+M, N = 4, 6
+
+
+@functools.cache
+def methods():
+    """Two methods and their task; batches larger than any client's data."""
+    task, solver = tiny_task(), Solver(optax.adam(0.05), epochs=(1, 2), batch_size=4)
+    return task, fedamp_jax.fedavg(task, solver), fedamp_jax.fedamp(task, solver, sigma=1.0, self_weight=0.25)
+
+
+@st.composite
+def bucket(draw):
+    """Four clients of 1 to 6 examples, padded to six: one shape, whatever they hold."""
+    rng = np.random.default_rng(draw(seeds))
+    sizes = [draw(st.integers(1, N)) for _ in range(M - 1)]
+    sizes.insert(draw(st.integers(0, M - 1)), N)
+    scale = draw(st.sampled_from([0.0, 1.0, 1e3, 1e-30]))
+    xs = [scale * rng.normal(size=(n, FEATURES)) for n in sizes]
+    labels = lambda n: [rng.integers(0, CLASSES, n), np.zeros(n, int), np.full(n, CLASSES - 1)]  # noqa: E731
+    ys = [draw(st.sampled_from(labels(n))) for n in sizes]
+    ids = draw(st.permutations(range(M)))
+    clients = data.from_lists(xs, ys, classes=CLASSES, ids=[i * 1000 for i in ids])
+    return clients._replace(online=jnp.array(draw(st.lists(st.booleans(), min_size=M, max_size=M))))
+
+
+@cases(15)
+@given(bucket(), st.integers(0, 2**31 - 1), st.sampled_from([1, 2]))
+def test_rounds(clients, seed, which):
+    """Any data that `from_lists` takes train without a NaN, and accuracies are shares. Failed without the mask in the
+    loss of a batch that is larger than the client.
+    """
+    task, *both = methods()
+    algorithm = both[which - 1]
+    state = algorithm.init(jax.random.key(seed), clients)
+    before = jax.tree.map(np.array, state)
+    state, info = fedamp_jax.round(algorithm, state, clients, jax.random.key(seed))
+    accuracy = fedamp_jax.evaluate(task, algorithm.personalize(jax.random.key(0), state, clients), clients)
+    assert not np.asarray(info.rejected).any() and all(np.isfinite(a).all() for a in jax.tree.leaves(state))
+    assert ((np.asarray(info.epochs) > 0) == np.asarray(clients.online)).all()
+    assert ((accuracy >= 0) & (accuracy <= 1)).all()
+    if not clients.online.any():
+        assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before[0]), jax.tree.leaves(state[0])))
+
+
+@cases(5)
+@given(bucket(), ragged(good=True))
+def test_pairs_and_fingerprints(train, other):
+    """Data of other clients are refused as test data, and described otherwise. Failed with shapes alone digested."""
+    xs, ys = other
+    test = data.from_lists([np.resize(x, (len(y), FEATURES)) for x, y in zip(xs, ys)], ys, classes=9)
+    with pytest.raises(ValueError, match="train"):
+        data.check_pair(train, test)
+    assert checkpoint.describe(train, M) != checkpoint.describe(test, len(ys))
+    assert checkpoint.describe(train, M) == checkpoint.describe(jax.tree.map(jnp.array, train), M)
