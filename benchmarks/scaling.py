@@ -89,8 +89,9 @@ def one_step(options: argparse.Namespace) -> None:
         seconds.append(time.perf_counter() - began)
     parameters = sum(a.size for a in jax.tree.leaves(variables.params))
     device = jax.devices()[0].device_kind
-    print(f"{options.model}: {parameters:,} parameters; a step of {options.batch} examples: "
-          f"{program.cost_analysis()['flops'] / 1e9:.1f} GFLOP by XLA's count, {min(seconds):.3f} s on {device}")  # fmt: skip
+    flops = program.cost_analysis()["flops"] / 1e9
+    print(f"{options.model}: {parameters:,} parameters; a step of {options.batch} examples:")
+    print(f"{flops:.1f} GFLOP by XLA's count, {min(seconds):.3f} s on {device}")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def variants_of(command: Command) -> list[parts.Variant]:
         options = Options(**{**one, "degree": degree, "participation": share, "clients": clients})
         titles = [settings.DEGREES[degree]] * (len(command.degrees) > 1)
         titles += [f"{share:.0%} invited"] * (len(command.participation) > 1)
-        finished = pflego_common.finish(options, settings.PFLEGO_ROUNDS)
+        finished = pflego_common.finish(options, 100 if command.dataset == "digits" else settings.PFLEGO_ROUNDS)
         variants.append(parts.Variant(", ".join(titles), finished))
     return variants
 

@@ -35,7 +35,7 @@ class Options:
     methods: tuple[str, ...] = ("all",)
     """Names as in the paper's table, or all."""
     rounds: int | None = None
-    """Communication rounds. Default: the paper's."""
+    """Communication rounds. Default: the paper's; fewer on digits."""
     tau: int = settings.TAU
     """Full-batch gradient steps of a client in a round."""
     client_rate: float = settings.BETA

@@ -60,6 +60,25 @@ def whole(name: str, value: Any, *, low: int) -> None:
         raise ValueError(f"{name} must be at least {low}, got {value}")
 
 
+def wholes(name: str, value: Any, *, low: int) -> tuple[int, ...]:
+    """`value` as a tuple, if it is a sequence of whole numbers at or above `low`.
+
+    Raises:
+        TypeError: if it is no sequence of whole numbers.
+        ValueError: if one of them is too small.
+
+    >>> wholes("hidden", 200, low=1)
+    Traceback (most recent call last):
+        ...
+    TypeError: hidden must be a sequence of whole numbers, such as (200,), got 200
+    """
+    if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{name} must be a sequence of whole numbers, such as ({value!r},), got {value!r}")
+    for number in value:
+        whole(f"each of {name}", number, low=low)
+    return tuple(int(number) for number in value)
+
+
 def choice(name: str, value: Any, options: tuple[str, ...]) -> None:
     """Refuse `value` unless it is one of `options`; the message names the nearest.
 

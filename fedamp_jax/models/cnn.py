@@ -54,9 +54,7 @@ def build(classes: int, shape: Sequence[int], smallest: int, compute_dtype: Any,
     checks.whole("classes", classes, low=1)
     checks.choice("conv", conv, LOWERINGS)
     for name in ("filters", "hidden"):
-        settings[name] = tuple(settings[name])
-        for width in settings[name]:
-            checks.whole(f"each width in {name}", width, low=1)
+        settings[name] = checks.wholes(name, settings[name], low=1)
     body = _Body(**settings, lowering=conv, dtype=compute_dtype)
     return from_linen(Classifier(body, classes), check_image(shape, smallest))
 

@@ -235,11 +235,11 @@ def check_image(shape: Sequence[int], smallest: int) -> tuple[int, ...]:
     Raises:
         TypeError, ValueError: it is not the shape of an image, or the image is too small.
     """
-    shape = tuple(shape)
-    if len(shape) not in (2, 3):
+    if not isinstance(shape, (tuple, list)) or len(shape) not in (2, 3):
         raise ValueError(f"shape must be (height, width) or (height, width, channels) of one image, got {shape}")
     for name, size in zip(("height", "width", "channels"), shape, strict=False):
         checks.whole(f"the {name} in shape={shape}", size, low=1)
+    shape = tuple(shape)
     if min(shape[:2]) < smallest:
         raise ValueError(
             f"images of shape {shape} are too small: this model halves them until at least {smallest}x{smallest} are "

@@ -45,6 +45,5 @@ def mlp(
     ('head',)
     """
     checks.whole("classes", classes, low=1)
-    for width in hidden:
-        checks.whole("hidden", width, low=1)
-    return from_linen(Classifier(_Body(tuple(hidden), compute_dtype), classes), tuple(shape))
+    widths, shape = checks.wholes("hidden", hidden, low=1), checks.wholes("shape", shape, low=1)
+    return from_linen(Classifier(_Body(widths, compute_dtype), classes), shape)
