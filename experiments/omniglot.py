@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import command_line
+import jax
 import numpy as np
 import parts
 import pflego_common
@@ -90,6 +91,8 @@ def execute(options: Options, folder: Path) -> dict[str, Any]:
     """Train every chosen method, writing results into `folder`; returns the results."""
     source = load(options.dataset, options.data_dir)
     if isinstance(source, Omniglot):
+        if options.chunk is None:  # a full batch of 3,300 drawings makes gigabytes of activations
+            options = dataclasses.replace(options, chunk=1 if jax.default_backend() == "cpu" else 5)
         federation, model = alphabets(source, options.rotations, options.seed), fedamp_jax.models.omniglot_cnn
     else:
         federation, model = stand_in(source, options.seed), fedamp_jax.models.mlp

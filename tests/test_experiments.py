@@ -138,8 +138,9 @@ def test_resume_goes_on_with_what_is_missing(tmp_path, monkeypatch):
         return real(*a, **k)
 
     monkeypatch.setattr(fedamp_jax, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit) as stopped:
         command(monkeypatch, practical, *arguments, tmp_path / "a")
+    assert stopped.value.code == 130
     command(monkeypatch, practical, *arguments, tmp_path / "a", "--resume")
     assert calls == [0, 1, 1]
     entry = read(tmp_path / "a")["methods"]["Separate"]

@@ -79,9 +79,9 @@ def test_a_learning_rate_may_follow_the_round():
     solver = Solver(lambda k: optax.sgd(jnp.where(k < 1, 0.1, 0.0)), epochs=1, batch_size=4)
     algorithm, data = fedamp_jax.separate(tiny_task(), solver), federation()
     first, _ = run_rounds(algorithm, data, 1)
-    first = jax.tree.map(np.asarray, first.clients)
+    first = jax.tree.map(np.asarray, first.clients.variables.params)
     third, _ = run_rounds(algorithm, data, 3)
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(third.clients)):
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(third.clients.variables.params)):
         np.testing.assert_array_equal(a, b)
     assert float(jnp.abs(third.clients.variables.params["head"]["bias"]).max()) > 0
 

@@ -151,7 +151,7 @@ def test_recovery_is_undefined_where_there_is_nothing_to_recover():
         (lambda: metrics.in_group_weight([[1.0, -0.5], [0.5, 1.0]], [0, 0]), r"xi\[0, 1\] is -0.5"),
         (lambda: metrics.chance_in_group_weight([[0], [1]]), "groups must be a non-empty"),
         (lambda: metrics.groups_from_xi(np.ones((2, 2)), 3), "k must be from 1 to the number of clients 2"),
-        (lambda: metrics.groups_from_xi(np.ones((2, 2)), 0), "k must be from 1"),
+        (lambda: metrics.groups_from_xi(np.ones((2, 2)), 0), "k must be at least 1"),
     ],
 )
 def test_bad_input_is_named(call, message):
