@@ -5,6 +5,8 @@ is killed while saving leaves at worst a temporary folder that the next one remo
 """
 
 import contextlib
+import copy
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -50,11 +52,13 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def save(self, done: int, result: Any) -> None:
-        """Write the `Run` after `done` rounds. Returns when the arrays are copied; the disk is written meanwhile.
+        """Write the `Run` after `done` rounds. Returns when all is copied; the disk is written meanwhile.
 
         Raises:
             OSError: if this checkpoint, or the last one in the background, cannot be written.
         """
+        # The run goes on adding to its books while orbax's thread still reads them.
+        result = dataclasses.replace(result, **{n: copy.deepcopy(getattr(result, n)) for n in (*_BOOKS, *_ARRAYS)})
         arrays = {name: getattr(result, name) for name in _ARRAYS}
         # By number instead of by name, so that a state may hold what orbax has no path for; `_shapes` tells the names.
         leaves = {f"state{i}": a for i, a in enumerate(jax.tree.leaves(result.state))} | arrays

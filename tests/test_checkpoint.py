@@ -1,15 +1,19 @@
 """Checkpoints: what is refused and how it is said, other devices, and a disk that is full."""
 
 import contextlib
+import json
 import os
 import resource
 import shutil
+import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedamp_jax import checkpoint, driver, report, sharding
+from fedamp_jax.books import Run
 from tests.registry import federation
 from tests.test_resume import made, outcome, train
 
@@ -100,6 +104,29 @@ def test_the_last_three_are_kept_and_more_rounds_may_follow(tmp_path):
     assert train(folder, rounds=5).rounds == longer.rounds
 
 
+def test_what_is_saved_is_what_was_there(tmp_path, monkeypatch):
+    """The run adds to its books while they are still being written. Failed without the copy of lists and arrays."""
+    going_on = threading.Event()
+    dumps = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda *args, **kwargs: going_on.wait(10) and dumps(*args, **kwargs))
+    result = Run({"w": jnp.ones(3)}, [2], np.zeros((1, 4), np.float32), [0.5], np.zeros(4, int), {"own": [0.25]})
+    going_on.set()
+    saved = checkpoint.Checkpoints(tmp_path, {})
+    going_on.clear()
+    saved.save(2, result)
+    result.rounds.append(4)
+    result.loss.append(0.1)
+    result.observed["own"].append(0.1)
+    result.rejected += 1
+    going_on.set()
+    saved.close()
+    books = Run({"w": jnp.zeros(3)}, rejected=np.zeros(4, int))
+    with checkpoint.opened(tmp_path, {}) as saved:
+        assert saved.restore(books) == 2
+    assert (books.rounds, books.loss, books.observed) == ([2], [0.5], {"own": [0.25]})
+    assert not books.rejected.any()
+
+
 # --- other devices ---------------------------------------------------------------------------------------------------
 
 
@@ -147,8 +174,9 @@ def test_a_full_disk_leaves_results_whole(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_leaves_checkpoints_whole(tmp_path):
-    """The run ends with an error, not with a hole; it goes on when there is room. Failed when errors of the background
-    were not waited for: the run returned as if all were saved.
+    """The run ends with an error that says so, not with a hole; it goes on when there is room.
+
+    Failed when errors of saving were swallowed, so that the run returned as if all were saved.
     """
     folder = tmp_path / "checkpoints"
     train(folder, rounds=2)

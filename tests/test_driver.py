@@ -58,7 +58,7 @@ def test_same_seed_same_run():
 
 
 def test_evaluations_are_recorded_when_asked_for():
-    """Every third round and the last; one bar of rounds, no more numbers. Failed without the last round."""
+    """Every third round and the last; Failed without the last round."""
     task, algorithm = make(entry("separate"))
     clients = federation()
     seen = lambda info: {"online": float((info.epochs > 0).sum())}  # noqa: E731
@@ -110,8 +110,8 @@ def resident():
 def test_two_thousand_rounds_leave_nothing_behind(tmp_path):
     """Memory, arrays, open files and threads are as after 500 rounds, and nothing compiles after the first ones.
 
-    Checkpoints are part of it. Failed with a list of all rounds' infos kept (arrays), with a new jitted function per
-    round (compilations), and with a checkpoint manager per save that was never closed (threads).
+    Checkpoints are part of it. Failed with all rounds' infos kept (arrays), and with a new jitted function per round
+    (compilations).
     """
     task, algorithm = make(entry("fedamp"), epochs=1)
     clients = federation()

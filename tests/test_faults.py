@@ -63,7 +63,7 @@ def test_an_update_that_is_not_finite_is_as_good_as_none(entry, fault):
 
     Where the mean divides by all clients or weights see a client's last model (not `rejected_is_offline`) that is no
     equality: there the rest stay within what one absent client can do. Failed without the selection in
-    `for_each_client`, and when only NaN was looked for and not Inf.
+    `for_each_client`.
     """
     _, algorithm = made(entry)
     clients = federation()
@@ -119,8 +119,8 @@ def test_nobody_online_changes_nothing(entry):
 
 
 def test_odd_clients_train_like_any_other(entry):
-    """One sample, and all labels equal: nobody is rejected, everything is finite. Failed with a variance of one sample
-    in the loss, which is 0 / 0.
+    """One sample, and all labels equal: nobody is rejected, everything is finite. Failed with statistics of a batch
+    that divide by the number of examples less one.
     """
     _, algorithm = made(entry)
     clients = federation(sizes=(7, 3, 10, 1, 5, 10, 4, 6))
@@ -186,7 +186,7 @@ def test_what_is_corrupted_is_what_is_sent(name):
 
 
 def test_attention_isolates_who_sends_noise():
-    """FedAMP gives noise no weight at all; FedAvg's model is lost. Failed with weights by cosine of absolute values."""
+    """FedAMP gives noise no weight at all; FedAvg's model is lost. Failed with all weights alike."""
     clients = federation()
     _, amp = lying("fedamp")
     _, infos = run_rounds(amp, clients, 3)
@@ -195,6 +195,18 @@ def test_attention_isolates_who_sends_noise():
     _, averaged = lying("fedavg")
     state, _ = run_rounds(averaged, clients, 3)
     assert np.abs(others(averaged, state, clients)).max() > 5
+
+
+def test_infinite_weights_are_rejected():
+    """Inf without any NaN, which training seldom leaves but a client may send. Failed when only NaN was looked for."""
+
+    def infinite_sender(key, client, trained):
+        return jax.tree.map(lambda a: jnp.where(client.id == BAD, jnp.inf, a), trained)
+
+    _, averaged = make(next(e for e in ENTRIES if e.name == "fedavg"), corrupt=infinite_sender)
+    state, (info,) = run_rounds(averaged, federation(), 1)
+    assert np.flatnonzero(info.rejected).tolist() == [BAD]
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(state))
 
 
 def test_corrupt_must_be_a_function():
@@ -256,7 +268,7 @@ def test_members_of_an_npz_write_nowhere(tmp_path):
 
 @pytest.mark.parametrize("cut", [0.1, 0.5, 0.9, 0.999])
 def test_a_file_that_breaks_off_is_refused(cut, tmp_path):
-    """Wherever it breaks off. Failed when the central directory was rebuilt from what was there."""
+    """Wherever it breaks off. Failed when zipfile's own error came out as it is."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "mnist.npz", x_train=rng.integers(0, 255, (9, 28, 28)).astype(np.uint8), y_train=np.arange(9),
              x_test=np.zeros((1, 28, 28), np.uint8), y_test=[0])  # fmt: skip
@@ -267,7 +279,7 @@ def test_a_file_that_breaks_off_is_refused(cut, tmp_path):
 
 
 def test_a_changed_byte_is_noticed(tmp_path):
-    """zip's own checksum guards the pixels. Failed when members were read as raw bytes."""
+    """zip's own checksum guards the pixels. Failed when zipfile's own error came out as it is."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "mnist.npz", x_train=rng.integers(0, 255, (9, 28, 28)).astype(np.uint8), y_train=np.arange(9),
              x_test=np.zeros((1, 28, 28), np.uint8), y_test=[0])  # fmt: skip
@@ -279,7 +291,7 @@ def test_a_changed_byte_is_noticed(tmp_path):
 
 
 def test_clients_of_nan_are_refused_before_they_are_clients():
-    """The front door: `from_lists` names the client and the place. Failed when only labels were checked."""
+    """The front door: `from_lists` names the client and the place. Failed without the check for NaN and Inf."""
     xs = [np.zeros((2, FEATURES)), np.full((2, FEATURES), np.nan)]
     with pytest.raises(ValueError, match=r"x of client 1 holds NaN.*\[0, 0\]"):
         from_lists(xs, [[0, 1], [1, 0]], classes=CLASSES)

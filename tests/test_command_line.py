@@ -1,0 +1,100 @@
+"""`--from results.json`: what an earlier run was given, from its results alone."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from tests.miniature import command, read
+
+import command_line  # isort: skip
+import common  # isort: skip
+import degrees  # isort: skip
+import faulty  # isort: skip
+import parts  # isort: skip
+import runner  # isort: skip
+
+
+def written(path, experiment, variants, methods=("FedAMP", "Separate"), seeds=()):
+    """A results.json such as `parts.run` leaves it, without the numbers."""
+    entry = {"methods": {name: {} for name in methods}, "settings": runner.settings_of(variants[0].options)}
+    if len(variants) == 1:
+        results = {"experiment": experiment, **entry}
+    else:
+        settings = parts._settings(variants, seeds)
+        results = {"experiment": experiment, "settings": settings, "parts": {v.title: entry for v in variants}}
+    path.write_text(json.dumps({**results, "versions": {"jax": "0.0.1"}}))
+    return path
+
+
+def parsed(monkeypatch, kind, experiment, *arguments):
+    monkeypatch.setattr(sys, "argv", ["experiment.py", *map(str, arguments)])
+    return command_line.parse(kind, "", experiment)
+
+
+def test_one_run(tmp_path, monkeypatch, capsys):
+    """Every setting comes back, tuples as tuples; what the command line says goes first; other versions are told.
+
+    Failed when JSON's lists stayed lists (an epochs range that no `Solver` takes), and when `methods` was left out.
+    """
+    options = common.Options(rounds=7, epochs_range=(1, 3), participation=0.5, sigma=3.0, seed=4, quick=True)
+    variants = common.variants_of(common.Command(**{**vars(options), "participation": (0.5,), "drop_rate": (0.0,)}))
+    path = written(tmp_path / "results.json", "practical", variants)
+    again = parsed(monkeypatch, common.Command, "practical", "--from", path, "--out", "elsewhere", "--sigma", 5)
+    assert "jax 0.0.1 then" in capsys.readouterr().err
+    assert again.methods == ("FedAMP", "Separate") and again.out == "elsewhere" and again.sigma == 5.0
+    (variant,) = common.variants_of(dataclasses.replace(again, sigma=3.0))
+    assert runner.settings_of(variant.options) == runner.settings_of(variants[0].options)
+
+
+def test_several_parts_and_seeds(tmp_path, monkeypatch):
+    """A product of settings becomes the lists that it came from. Failed with a list of every part's value."""
+    wanted = common.Command(participation=(0.5, 1.0), drop_rate=(0.0, 0.1), seeds=(3, 5), rounds=2)
+    path = written(tmp_path / "results.json", "practical", common.variants_of(wanted), seeds=wanted.seeds)
+    again = parsed(monkeypatch, common.Command, "practical", "--from", path)
+    assert (again.participation, again.drop_rate, again.seeds) == ((0.5, 1.0), (0.0, 0.1), (3, 5))
+    wanted = degrees.Command(degrees=("medium", "none"), rounds=2)
+    path = written(tmp_path / "degrees.json", "degrees", degrees.variants_of(wanted))
+    assert parsed(monkeypatch, degrees.Command, "degrees", "--from", path).degrees == ("medium", "none")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"rows": []}, "is no results.json of an experiment"),
+        ({"experiment": "iid", "settings": {}}, r"is of iid: run python experiments/iid\.py"),
+        ({"experiment": "practical", "settings": {"colour": 1}, "methods": {"A": {}}}, "has the setting 'colour'"),
+        (None, "No such file"),
+    ],
+)
+def test_other_files_are_refused(content, message, tmp_path, monkeypatch, capsys):
+    """With a message and exit code 2. Failed for a missing file with a traceback."""
+    path = tmp_path / "results.json"
+    if content is not None:
+        path.write_text(json.dumps(content))
+    with pytest.raises(SystemExit) as stopped:
+        parsed(monkeypatch, common.Command, "practical", "--from", path)
+    error = " ".join(capsys.readouterr().err.split())
+    assert stopped.value.code == 2 and message.replace("\\", "") in error
+
+
+def test_faulty_measures_the_honest(tmp_path, monkeypatch):
+    """The experiment on faulty clients in miniature, again from its results, and resumed without training anew.
+
+    Failed when `corrupt` was not passed on, so that all attacks were none.
+    """
+    short = ("--rounds", 2, "--epochs", 1, "--attacks", "random", "absent", "--shares", 0.2)
+    command(monkeypatch, faulty.main, "--methods", "FedAvg", "FedAMP", *short, "--out", tmp_path / "a")
+    first = read(tmp_path / "a")
+    for method in first["methods"].values():
+        assert len(method["honest"]) == 16 and set(method["attacks"]) == {"random", "absent"}
+    assert first["methods"]["FedAMP"]["attacks"]["absent"]["weight_to_faulty"] == [0.0]
+    assert first["methods"]["FedAMP"]["attacks"]["random"]["weight_to_faulty"][0] < 4 / 19
+    averaged = first["methods"]["FedAvg"]
+    assert averaged["attacks"]["absent"]["weight_to_faulty"] is None
+    assert averaged["attacks"]["random"]["accuracy"] != averaged["attacks"]["absent"]["accuracy"]
+    assert averaged["attacks"]["random"]["accuracy"] != [averaged["clean"]]
+    command(monkeypatch, faulty.main, "--from", tmp_path / "a" / "results.json", "--resume", "--out", tmp_path / "a")
+    assert read(tmp_path / "a")["methods"] == first["methods"]
+    assert (tmp_path / "a" / "faulty.png").stat().st_size > 10_000
