@@ -1,8 +1,8 @@
 """What a round of FedAMP takes on many devices: compiled for them here, run nowhere.
 
-python benchmarks/scaling.py --model resnet18 --clients 1000 --devices 256
-python benchmarks/scaling.py --model cnn --clients 10000 --devices 32
-python benchmarks/scaling.py --model cnn --steps            # instead: seconds of one client's step on this machine
+python benchmarks/dry_run.py --model resnet18 --clients 1000 --devices 256
+python benchmarks/dry_run.py --model cnn --clients 10000 --devices 32
+python benchmarks/dry_run.py --model cnn --steps            # instead: seconds of one client's step on this machine
 """
 
 import argparse
