@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from fedamp_jax import sharding, stacked
+from fedamp_jax import layout, stacked
 from fedamp_jax.types import Array, PyTree
 
 Slope = Callable[[Array, Array], Array]
@@ -40,7 +40,7 @@ def _with_self(off: Array, self_weight: Array) -> Array:
 
 def _edges(hears: Array, sends: Array) -> Array:
     """`[M, M]` bool: j's model may reach i. A client reaches itself only through `xi_ii`."""
-    hears, sends = sharding.everywhere((hears, sends))
+    hears, sends = layout.everywhere((hears, sends))
     return hears[:, None] & sends[None] & ~jnp.eye(hears.shape[0], dtype=bool)
 
 
@@ -54,7 +54,7 @@ def _normalised(score: Array, edges: Array, self_weight: Array) -> Array:
     share = jnp.exp(score - jnp.where(anyone, top, jnp.zeros_like(top)))
     total = jnp.sum(share, axis=1, keepdims=True)
     share = share / jnp.where(anyone, total, jnp.ones_like(total))
-    xi_ii = jnp.where(anyone[:, 0], sharding.per_client(self_weight, score.shape[0]), 1.0)
+    xi_ii = jnp.where(anyone[:, 0], layout.per_client(self_weight, score.shape[0]), 1.0)
     return _with_self(share * (1.0 - xi_ii)[:, None], xi_ii)
 
 

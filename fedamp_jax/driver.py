@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax import books, checks, sharding
+from fedamp_jax import books, checks, layout, sharding
 from fedamp_jax.books import Run
 from fedamp_jax.checkpoint import describe, opened
 from fedamp_jax.interrupt import StopOnSignal, Stopped
@@ -32,8 +32,8 @@ class NegativeSelfWeightError(ValueError):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
-    state, info = sharding.placeless(algorithm.round)(key, state, data)
-    return sharding.settle(state, data.y.shape[0]), sharding.everywhere(info)
+    state, info = layout.placeless(algorithm.round)(key, state, data)
+    return layout.settle(state, data.y.shape[0]), layout.everywhere(info)
 
 
 def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
@@ -125,12 +125,12 @@ def _evaluate(task: Task, variables: Variables, data: Data) -> Array:
         parameters = sum(a.size for a in jax.tree.leaves(variables.params)) // m
         return jax.lax.map(one, (variables, data), batch_size=chunk_size(None, m, parameters))
 
-    return sharding.everywhere(sharding.per_device(on_device)(variables, data))
+    return layout.everywhere(layout.per_device(on_device)(variables, data))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
-    return evaluate(task, sharding.placeless(algorithm.personalize)(key, state, train), test)
+    return evaluate(task, layout.placeless(algorithm.personalize)(key, state, train), test)
 
 
 def sample_online(key: Array, m: int, participation: float = 1.0, drop_rate: float = 0.0) -> Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import checks, sharding, stacked
+from fedamp_jax import checks, layout, stacked
 from fedamp_jax.types import Array, Batch, Data, Info, PyTree, Task, Variables
 
 
@@ -350,7 +350,7 @@ def for_each_client(
         new, loss, rejected = _in_chunks(one, chunk, epochs * data.size, keys[:, 1], data, epochs, keep, *args)
         return new, Info(loss, epochs, rejected)
 
-    return sharding.per_device(on_device)(data, keep, *args)
+    return layout.per_device(on_device)(data, keep, *args)
 
 
 def _in_chunks(

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedamp_jax import driver, sharding
+from fedamp_jax import driver, layout, sharding
 from fedamp_jax.types import Algorithm, Data
 
 _COLLECTIVES = "(?:ragged-)?all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|collective-broadcast"
@@ -74,11 +74,11 @@ def plan(algorithm: Algorithm, data: Data, mesh: Mesh | None = None) -> Plan:
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def placed(a: Any, split: bool) -> jax.ShapeDtypeStruct:
-        where = None if mesh is None else NamedSharding(mesh, P(sharding.AXIS) if split else P())
+        where = None if mesh is None else NamedSharding(mesh, P(layout.AXIS) if split else P())
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
 
     longer = Data(*(placed(jax.ShapeDtypeStruct((m, *a.shape[1:]), a.dtype), True) for a in data))
-    with sharding.use(mesh):
+    with layout.use(mesh):
         state = jax.eval_shape(algorithm.init, key, longer)
         state = jax.tree.map(lambda a: placed(a, bool(a.ndim) and a.shape[0] == m), state)
         program = driver._round.lower(algorithm, state, longer, key).compile()

@@ -2,13 +2,13 @@
 
 A stacked tree holds one model per client: every leaf is `[M, ...]`. Nothing here copies the stack: each leaf is
 contracted where it lies, so that `W [M, D]` never exists a second time as one flat matrix. On several devices what
-sums over clients lays the parameters over the devices first (see `fedamp_jax.sharding`).
+sums over clients lays the parameters over the devices first (see `fedamp_jax.layout`).
 """
 
 import jax
 import jax.numpy as jnp
 
-from fedamp_jax import sharding
+from fedamp_jax import layout
 from fedamp_jax.types import Array, PyTree
 
 # Parameters per step of the distance sum: the slice of all clients ([M, 1024] float32) stays in a CPU's second-level
@@ -50,11 +50,11 @@ def mix(weights: Array, tree: PyTree) -> PyTree:
     >>> mix(jnp.array([[0.5, 0.5], [0.0, 1.0]]), {"w": jnp.array([[2.0], [4.0]])})["w"].tolist()
     [[3.0], [4.0]]
     """
-    weights = sharding.everywhere(weights)
+    weights = layout.everywhere(weights)
 
     def one(a: Array) -> Array:
-        mixed = jnp.einsum("ij,jd->id", weights, sharding.by_parameters(a), precision="highest")
-        return sharding.by_clients(mixed, a.shape)
+        mixed = jnp.einsum("ij,jd->id", weights, layout.by_parameters(a), precision="highest")
+        return layout.by_clients(mixed, a.shape)
 
     return jax.tree.map(one, tree)
 
@@ -107,8 +107,8 @@ def sq_dists(tree: PyTree, scale: Array | None = None) -> Array:
     def distances(flats: list[Array], scale: Array) -> Array:
         return sum((_pairwise(flat.astype(jnp.float32), scale) for flat in flats), jnp.zeros((m, m), jnp.float32))
 
-    flats = [sharding.by_parameters(leaf) for leaf in jax.tree.leaves(tree)]
-    return sharding.summed(distances, flats, sharding.everywhere(scale))
+    flats = [layout.by_parameters(leaf) for leaf in jax.tree.leaves(tree)]
+    return layout.summed(distances, flats, layout.everywhere(scale))
 
 
 def cosines(tree: PyTree) -> Array:

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fedamp_jax
-from fedamp_jax import Solver, driver, sharding, stacked
+from fedamp_jax import Solver, driver, layout, sharding, stacked
 from fedamp_jax.plan import collectives, plan
 from tests.registry import ENTRIES, federation, make, run_rounds, tiny_task
 
@@ -82,7 +82,7 @@ def test_aggregation_equals_one_device(width):
 
     spread = sharding.shard(tree, sharding.client_mesh(8))
     with sharding.over(spread):
-        eight = jax.jit(sharding.placeless(all_of))(xi, spread)
+        eight = jax.jit(layout.placeless(all_of))(xi, spread)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), eight, all_of(xi, tree))
 
 
@@ -120,7 +120,7 @@ def test_clients_that_devices_do_not_divide(name):
     spread = sharding.shard(train, sharding.client_mesh(4))
     alone = algorithm.personalize(KEY, one.state, train).params
     with sharding.over(spread):
-        together = jax.jit(sharding.placeless(algorithm.personalize))(KEY, four.state, spread).params
+        together = jax.jit(layout.placeless(algorithm.personalize))(KEY, four.state, spread).params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(b[:6], a, rtol=1e-5, atol=1e-5), alone, together)
 
 
@@ -128,8 +128,8 @@ def test_numbers_per_client_must_fit_the_clients():
     """Padding excuses no wrong length. Failed when every shorter array was filled up."""
     for numbers, m in ((3, 8), (9, 8)):
         with pytest.raises(ValueError):
-            sharding.per_client(jnp.ones(numbers), m)
-    assert sharding.per_client(jnp.float32(2), 3).tolist() == [2, 2, 2]
+            layout.per_client(jnp.ones(numbers), m)
+    assert layout.per_client(jnp.float32(2), 3).tolist() == [2, 2, 2]
 
 
 def test_one_compile_on_a_mesh():
@@ -160,7 +160,7 @@ def test_a_sweep_on_a_mesh():
     spread = sharding.shard(data, sharding.client_mesh(8))
     sweep = lambda sigmas, data: jax.vmap(one, in_axes=(0, None))(sigmas, data)  # noqa: E731
     with sharding.over(spread):
-        eight = jax.jit(sharding.placeless(sweep))(sigmas, spread)
+        eight = jax.jit(layout.placeless(sweep))(sigmas, spread)
     np.testing.assert_allclose(eight, jax.jit(sweep)(sigmas, data), rtol=1e-4, atol=1e-6)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import checks, sharding, stacked
+from fedamp_jax import checks, layout, stacked
 from fedamp_jax.algorithms.fedavg import average, mixed_stats, sample_weights
 from fedamp_jax.local import Solver, for_each_client, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
@@ -108,7 +108,7 @@ def apfl(
         running = stacked.broadcast(start.stats, m)
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round gives all of a state's away
         # A copy: the state is given away with every round, the caller's array is not.
-        mixing = jnp.array(sharding.per_client(checks.at_round(alpha, jnp.zeros((), jnp.int32)), m))
+        mixing = jnp.array(layout.per_client(checks.at_round(alpha, jnp.zeros((), jnp.int32)), m))
         return APFLState(
             start.params, stacked.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32)
         )
