@@ -264,10 +264,8 @@ def train_methods(
         results["methods"][name] = method_results(result, paper.get(name))
         if score_rounds:
             results["methods"][name]["last_rounds"] = last_rounds(100.0 * result.accuracy, score_rounds)
-        results["wilcoxon"] = metrics.wilcoxon_table({n: r["accuracy"] for n, r in results["methods"].items()})
         report.write_json(results, folder / "results.json")
         remove(checkpoints)
-    # Once more, for a run of which the last method was done before.
     results["wilcoxon"] = metrics.wilcoxon_table({n: r["accuracy"] for n, r in results["methods"].items()})
     remove(folder / "checkpoints")
     return results
