@@ -1,0 +1,56 @@
+"""What every process of `test_processes.py` runs: loads its own clients, trains with checkpoints, the first one saves.
+
+Arguments: a folder, the number of rounds, and the evaluation in which process 1 is killed (0: none).
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+import fedamp_jax
+from fedamp_jax import sharding
+from fedamp_jax.data import from_lists
+
+CLIENTS = 7  # which neither two nor four processes divide
+
+
+def clients(seed, which):
+    """The data of the clients `which` alone, of different lengths."""
+    xs = [np.random.default_rng(100 * seed + int(i)).normal(size=(3 + int(i), 5)).astype(np.float32) for i in which]
+    ys = [(x[:, 0] * (1 if i % 2 else -1) > 0).astype(int) for i, x in zip(which, xs)]
+    return from_lists(xs, ys, classes=2, ids=which)
+
+
+def method():
+    """A task and FedAMP with small arguments."""
+    task = fedamp_jax.models.mlp(classes=2, shape=(5,))
+    return task, fedamp_jax.fedamp(task, fedamp_jax.Solver(optax.adam(1e-2), (1, 2), 4), sigma=1.0, self_weight=0.3)
+
+
+def main(out, rounds, dies):
+    mesh = sharding.client_mesh()
+    mine = sharding.owned(CLIENTS, mesh)
+    Path(out, f"owned-{jax.process_index()}").write_text(" ".join(map(str, mine)))
+    train, test = (sharding.from_owned(clients(seed, mine), mesh, CLIENTS) for seed in (0, 1))
+    evaluations = []
+
+    def observe(info):
+        evaluations.append(info)
+        if len(evaluations) == dies and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"largest": float(np.asarray(info.xi).max())}
+
+    result = fedamp_jax.run(*method(), train, test, rounds=rounds, participation=0.8, progress=False, observe=observe,
+                            checkpoint_dir=Path(out, "checkpoints"), checkpoint_every=1)  # fmt: skip
+    if jax.process_index() == 0:
+        np.savez(Path(out, "result.npz"), accuracy=result.accuracy, loss=result.loss, xi=result.xi)
+    print("said once")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
