@@ -107,7 +107,6 @@ def main() -> None:
     command = command_line.parse(Command, __doc__, "degrees")
     with runner.errors_for_people():
         runner.use_devices(command.devices)
-        runner.use_devices(command.devices)
         folder = Path(command.out) if command.out else runner.default_folder("degrees", command)
         parts.run("degrees", variants_of(command), command.seeds, folder, execute)
 

@@ -124,7 +124,6 @@ def main() -> None:
     command = command_line.parse(Command, __doc__, "omniglot")
     with runner.errors_for_people():
         runner.use_devices(command.devices)
-        runner.use_devices(command.devices)
         folder = Path(command.out) if command.out else runner.default_folder("omniglot", command)
         parts.run("omniglot", variants_of(command), command.seeds, folder, execute)
 

@@ -64,8 +64,8 @@ class Options:
     """Rounds between checkpoints."""
     devices: int | None = None
     """Spread the clients over so many devices; a CPU is cut into them. Default: one, or all that the processes have."""
-    devices: int | None = None
-    """Spread the clients over so many devices; a CPU is cut into them. Default: one, or all that the processes have."""
+    offload: bool = False
+    """Keep the clients in the host's memory and send --chunk of them at a time to the device, if it cannot hold all."""
     resume: bool = False
     """Go on with an interrupted run of the same settings."""
     quick: bool = False

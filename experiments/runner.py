@@ -26,11 +26,12 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Task, checks, metrics, report
 from fedamp_jax.data import Federation
 from fedamp_jax.interrupt import Stopped
+from fedamp_jax.plan import plan, plan_offloaded
 
 console = Console()
 
 # Neither where a run writes nor how it is cut up belongs to what it computes.
-NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices")
+NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload")
 
 
 @contextlib.contextmanager
@@ -145,6 +146,20 @@ def mesh_for(options: Any) -> jax.sharding.Mesh | None:
     if options.devices is None and jax.process_count() == 1:
         return None
     return fedamp_jax.sharding.client_mesh(options.devices)
+
+
+def tell_needs(
+    algorithm: Algorithm, federation: Federation, mesh: jax.sharding.Mesh | None, offload_to: jax.Device | None
+) -> None:
+    """Print what a round will take of each device, where the clients shall be spread or kept in the host's memory."""
+    if offload_to is not None:
+        needs = plan_offloaded(algorithm, federation.train, offload_to)
+    elif mesh is not None:
+        needs = plan(algorithm, federation.train, mesh)
+    else:
+        return
+    if jax.process_index() == 0:
+        console.print(f"a round takes {needs}", highlight=False, soft_wrap=True)
 
 
 def describe_device() -> str:
@@ -286,12 +301,14 @@ def train_one(
     if score_rounds and options.rounds > score_rounds:
         # Each of the last rounds is scored: they are a second run, that goes on from the first one's checkpoint.
         legs = [(options.rounds - score_rounds, options.evaluate_every), (options.rounds, 1)]
+    mesh, offload_to = mesh_for(options), jax.devices()[0] if options.offload else None
+    tell_needs(algorithm, federation, mesh, offload_to)
     for rounds, every in legs:
         result = fedamp_jax.run(
             task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
             participation=options.participation, drop_rate=options.drop_rate, evaluate_every=every,
             observe=watch(federation.groups), label=name, checkpoint_dir=checkpoints,
-            checkpoint_every=options.checkpoint_every, mesh=mesh_for(options),
+            checkpoint_every=options.checkpoint_every, mesh=mesh, offload_to=offload_to,
             fingerprint={"experiment": experiment, "method": name, **settings_of(options)},
         )  # fmt: skip
     return result

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax import books, checks, layout, sharding
+from fedamp_jax import books, checks, layout, offload, sharding
 from fedamp_jax.books import Run
 from fedamp_jax.checkpoint import describe, opened
 from fedamp_jax.interrupt import StopOnSignal, Stopped
@@ -63,8 +63,11 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     >>> info.xi.shape
     (20, 20)
     """
-    with sharding.over(data):
-        state, info = _round(algorithm, state, data, key)
+    if offload.active() is not None:
+        state, info = offload.call(algorithm.round, key, state, data)
+    else:
+        with sharding.over(data):
+            state, info = _round(algorithm, state, data, key)
     if info.xi is not None:
         own = np.asarray(jnp.diagonal(info.xi))
         if (own < 0).any():
@@ -97,12 +100,13 @@ def evaluate(task: Task, variables: Variables, data: Data) -> Array:
     >>> fedamp_jax.evaluate(task, models, test).shape
     (20,)
     """
+    if offload.active() is not None:
+        return offload.call(_accuracies, variables, data, static=(task,))
     with sharding.over(data):
         return _evaluate(task, variables, data)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _evaluate(task: Task, variables: Variables, data: Data) -> Array:
+def _accuracies(task: Task, variables: Variables, data: Data) -> Array:
     n = data.y.shape[1]
     block = min(n, _EXAMPLES)
     blocks = -(-n // block)
@@ -123,13 +127,29 @@ def _evaluate(task: Task, variables: Variables, data: Data) -> Array:
     def on_device(variables: Variables, data: Data) -> Array:
         m = data.y.shape[0]
         parameters = sum(a.size for a in jax.tree.leaves(variables.params)) // m
-        return jax.lax.map(one, (variables, data), batch_size=chunk_size(None, m, parameters))
+        chunk = chunk_size(offload.most(parameters), m, parameters)
+        if offload.active() is None:
+            return jax.lax.map(one, (variables, data), batch_size=chunk)
+        some = lambda out, *rows: jax.vmap(one)(rows)  # noqa: E731
+        return offload.over_rows(some, chunk, data.size, jnp.zeros((m,), jnp.float32), variables, data)
 
     return layout.everywhere(layout.per_device(on_device)(variables, data))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+_evaluate = jax.jit(_accuracies, static_argnums=0)
+
+
 def _personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
+    if offload.active() is not None:
+        return evaluate(task, offload.call(algorithm.personalize, key, state, train), test)
+    with sharding.over(train):
+        return _compiled_personal_accuracy(task, algorithm, key, state, train, test)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _compiled_personal_accuracy(
+    task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data
+) -> Array:
     return evaluate(task, layout.placeless(algorithm.personalize)(key, state, train), test)
 
 
@@ -186,6 +206,7 @@ def run(
     checkpoint_every: int = 10,
     fingerprint: dict[str, Any] | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    offload_to: jax.Device | None = None,
 ) -> Run:
     """Train for `rounds` rounds and evaluate the personal models.
 
@@ -212,12 +233,16 @@ def run(
         mesh: from `sharding.client_mesh`: the devices, of this process or of several, to spread the clients over. With
             several processes all of them call `run` alike, with the data of all clients or with what
             `sharding.from_owned` made of each one's own. None: the mesh that the data lie on, or one device.
+        offload_to: a device, such as `jax.devices()[0]`, that cannot hold all clients: state and data stay in the
+            host's memory, and as many clients as `Solver.chunk` says visit the device at a time (see
+            `fedamp_jax.offload`). None: the device holds everything. Not together with a mesh.
 
     Returns:
         A `Run`. On a mesh, `state` has the rows that `sharding.shard` adds; nothing else has.
 
     Raises:
-        ValueError: bad arguments, data that do not match, a checkpoint that is damaged or of other settings.
+        ValueError: bad arguments, both `offload_to` and a mesh, data that do not match, a checkpoint that is damaged or
+            of other settings.
         Stopped: a signal came while there was a `checkpoint_dir`; a kind of KeyboardInterrupt.
         NegativeSelfWeightError: see `round`.
 
@@ -245,18 +270,25 @@ def run(
     m = sharding.count(train)
     if mesh is not None:
         train, test = sharding.shard(train, mesh), sharding.shard(test, mesh)
+    if offload_to is not None:
+        if sharding.mesh_of(train) is not None:
+            raise ValueError("offload_to is for one device: leave it out, or the mesh")
+        train, test = jax.device_put((train, test), offload.host())
 
     @jax.jit
     def online(k: Array, willing: Array) -> Array:
         return willing & jnp.pad(sample_online(k, m, participation, drop_rate), (0, len(willing) - m))
 
-    result = Run(sharding.init(algorithm, key, train), accuracy=np.zeros((0, m), np.float32), rejected=np.zeros(m, int))
+    with offload.use(offload_to):
+        state = sharding.init(algorithm, key, train)
+    result = Run(state, accuracy=np.zeros((0, m), np.float32), rejected=np.zeros(m, int))
     own = {"seed": seed, "participation": participation, "drop_rate": drop_rate, "evaluate_every": evaluate_every}
     if checkpoint_dir is not None:
         own |= {"train": describe(train, m), "test": describe(test, m), **(fingerprint or {})}
     first = jax.process_index() == 0
 
     with (
+        offload.use(offload_to),
         opened(checkpoint_dir, own) as saved,
         # Several processes would have to agree on the round; each of them falls back on its last checkpoint instead.
         StopOnSignal(saved is not None and jax.process_count() == 1) as asked,
@@ -273,8 +305,7 @@ def run(
             result.rejected += np.asarray(info.rejected)
             note = ""
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
-                with sharding.over(train):
-                    accuracy = np.asarray(_personal_accuracy(task, algorithm, key_use, result.state, train, test))[:m]
+                accuracy = np.asarray(_personal_accuracy(task, algorithm, key_use, result.state, train, test))[:m]
                 books.record(result, k + 1, accuracy, info, observe)
                 note = f"{100 * accuracy.mean():.2f} %"
             took = time.perf_counter() - began

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import checks, layout, stacked
+from fedamp_jax import checks, layout, offload, stacked
 from fedamp_jax.types import Array, Batch, Data, Info, PyTree, Task, Variables
 
 
@@ -346,7 +346,8 @@ def for_each_client(
         keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(data.id)
         epochs = draw_epochs(solver, keys[:, 0], data.online)
         m = data.y.shape[0]
-        chunk = chunk_size(solver.chunk, m, sum(a.size for a in jax.tree.leaves(keep)) // m)
+        parameters = sum(a.size for a in jax.tree.leaves(keep)) // m
+        chunk = chunk_size(solver.chunk or offload.most(parameters), m, parameters)
         new, loss, rejected = _in_chunks(one, chunk, epochs * data.size, keys[:, 1], data, epochs, keep, *args)
         return new, Info(loss, epochs, rejected)
 
@@ -358,6 +359,10 @@ def _in_chunks(
 ) -> tuple[Any, Array, Array]:
     """`one` for each of M rows, `chunk` at a time, the ones with most `work [M]` first; those without are not run."""
     m = len(work)
+    if offload.active() is not None:
+        some = lambda out, key, data, epochs, *args: jax.vmap(one)(key, data, epochs, out[0], *args)  # noqa: E731
+        out = (keep, jnp.zeros((m,), jnp.float32), jnp.zeros((m,), bool))
+        return offload.over_rows(some, chunk, work, out, key, data, epochs, *args)
     if chunk >= m:
         return jax.vmap(one)(key, data, epochs, keep, *args)
 

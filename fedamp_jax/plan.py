@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.extend.core import Var
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedamp_jax import driver, layout, sharding
+from fedamp_jax import driver, layout, offload, sharding
 from fedamp_jax.types import Algorithm, Data
 
 _COLLECTIVES = "(?:ragged-)?all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|collective-broadcast"
@@ -92,6 +93,90 @@ def plan(algorithm: Algorithm, data: Data, mesh: Mesh | None = None) -> Plan:
         used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes,
         collectives(program.as_text()),
     )
+
+
+class OffloadPlan(NamedTuple):
+    """A round whose clients stay in the host's memory. All numbers are bytes.
+
+    Attributes:
+        host: state, data and everything between, at the worst moment.
+        device: the largest piece with all that its computation needs, and the next one that waits beside it.
+        sent: to the device in a round.
+        returned: from the device in a round.
+    """
+
+    host: int
+    device: int
+    sent: int
+    returned: int
+
+    def __str__(self) -> str:
+        return (
+            f"{_size(self.host)} in the host's memory, {_size(self.device)} on the device at a time; "
+            f"a round sends {_size(self.sent)} and brings back {_size(self.returned)}"
+        )
+
+
+def plan_offloaded(algorithm: Algorithm, data: Data, device: jax.Device) -> OffloadPlan:
+    """Trace a round for `fedamp_jax.offload` and compile its pieces, without running it.
+
+    Args:
+        algorithm: a method.
+        data: arrays, or `jax.ShapeDtypeStruct`s in their place: of any number of clients.
+        device: where the pieces go.
+
+    Returns:
+        An `OffloadPlan`, for a round in which everybody takes part.
+
+    >>> import optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> solver = fedamp_jax.Solver(optax.adam(1e-3), chunk=2)
+    >>> two = plan_offloaded(fedamp_jax.separate(task, solver), train, jax.devices()[0])
+    >>> two.device < two.host
+    True
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    data = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), data)
+    with offload.use(device):
+        leaves, tree = jax.tree.flatten((key, jax.eval_shape(algorithm.init, key, data), data))
+        kinds = tuple((a.shape, a.dtype, a.weak_type) for a in leaves)
+        program, _ = offload.traced(algorithm.round, (), tree, kinds)
+    jaxpr, largest, sent, returned = program.jaxpr, 0, 0, 0
+    last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if isinstance(v, Var)}
+    kept = {*jaxpr.invars, *jaxpr.constvars, *(v for v in jaxpr.outvars if isinstance(v, Var))}
+    held = host = sum(_bytes(v.aval) for v in (*jaxpr.invars, *jaxpr.constvars))
+    for i, eqn in enumerate(jaxpr.eqns):
+        held += sum(_bytes(v.aval) for v in eqn.outvars)
+        host = max(host, held)
+        over = {v for v in (*eqn.invars, *eqn.outvars) if isinstance(v, Var) and last.get(v, i) == i} - kept
+        held -= sum(_bytes(v.aval) for v in over)
+        if eqn.primitive in (offload.rows_p, offload.columns_p):
+            sent += sum(_bytes(v.aval) for v in eqn.invars)
+            returned += sum(_bytes(v.aval) for v in eqn.outvars)
+            largest = max(largest, _piece(eqn, device))
+    return OffloadPlan(host, largest, sent, returned)
+
+
+def _piece(eqn: Any, device: jax.Device) -> int:
+    """Bytes on the device for one of the pieces of work that an equation sends there."""
+    if eqn.primitive is offload.columns_p:
+        fixed, *leaves = (v.aval for v in eqn.invars)
+        block = min(offload.BLOCK_BYTES, max(map(_bytes, leaves)))
+        return _bytes(fixed) + 2 * block + 2 * (_bytes(eqn.outvars[0].aval) if eqn.params["add"] else block)
+    there, jaxpr = SingleDeviceSharding(device), eqn.params["jaxpr"]
+    consts, rows = (
+        [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=there) for v in some]
+        for some in (jaxpr.constvars, jaxpr.invars)
+    )
+    used = offload.compiled(jaxpr).lower(consts, rows).compile().memory_analysis()
+    return 2 * (used.argument_size_in_bytes + used.output_size_in_bytes) + used.temp_size_in_bytes
+
+
+def _bytes(aval: Any) -> int:
+    """Bytes of an array; a key of a generator takes eight."""
+    width = 8 if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) else aval.dtype.itemsize
+    return int(np.prod(aval.shape)) * width
 
 
 def collectives(program: str) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ sums over clients lays the parameters over the devices first (see `fedamp_jax.la
 import jax
 import jax.numpy as jnp
 
-from fedamp_jax import layout
+from fedamp_jax import layout, offload
 from fedamp_jax.types import Array, PyTree
 
 # Parameters per step of the distance sum: the slice of all clients ([M, 1024] float32) stays in a CPU's second-level
@@ -50,13 +50,15 @@ def mix(weights: Array, tree: PyTree) -> PyTree:
     >>> mix(jnp.array([[0.5, 0.5], [0.0, 1.0]]), {"w": jnp.array([[2.0], [4.0]])})["w"].tolist()
     [[3.0], [4.0]]
     """
+    if offload.active() is not None:
+        return offload.over_columns(_mixed, weights, tree)
     weights = layout.everywhere(weights)
+    return jax.tree.map(lambda a: layout.by_clients(_mixed(weights, layout.by_parameters(a)), a.shape), tree)
 
-    def one(a: Array) -> Array:
-        mixed = jnp.einsum("ij,jd->id", weights, layout.by_parameters(a), precision="highest")
-        return layout.by_clients(mixed, a.shape)
 
-    return jax.tree.map(one, tree)
+def _mixed(weights: Array, flat: Array) -> Array:
+    """`[M, d]` mixtures of the parameters `flat [M, d]`."""
+    return jnp.einsum("ij,jd->id", weights, flat, precision="highest")
 
 
 def mean(weights: Array, tree: PyTree) -> PyTree:
@@ -69,9 +71,9 @@ def mean(weights: Array, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: jnp.einsum("i,i...->...", share, a, precision="highest"), tree)
 
 
-def _pairwise(flat: Array, scale: Array) -> Array:
+def _pairwise(scale: Array, flat: Array) -> Array:
     """`[M, M]` sums over the parameters of one leaf `flat [M, d]` of `(scale_i w_i - scale_j w_j)^2`."""
-    width = flat.shape[1]
+    flat, width = flat.astype(jnp.float32), flat.shape[1]
 
     def block(start: Array | int, size: int) -> Array:
         rows = jax.lax.dynamic_slice_in_dim(flat, start, size, axis=1) * scale[:, None]
@@ -104,8 +106,11 @@ def sq_dists(tree: PyTree, scale: Array | None = None) -> Array:
     m = clients(tree)
     scale = jnp.ones((m,), jnp.float32) if scale is None else scale
 
+    if offload.active() is not None:
+        return offload.summed_over_columns(_pairwise, scale, tree)
+
     def distances(flats: list[Array], scale: Array) -> Array:
-        return sum((_pairwise(flat.astype(jnp.float32), scale) for flat in flats), jnp.zeros((m, m), jnp.float32))
+        return sum((_pairwise(scale, flat) for flat in flats), jnp.zeros((m, m), jnp.float32))
 
     flats = [layout.by_parameters(leaf) for leaf in jax.tree.leaves(tree)]
     return layout.summed(distances, flats, layout.everywhere(scale))

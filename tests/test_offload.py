@@ -1,0 +1,168 @@
+"""Clients that stay in the host's memory: the same results, and only pieces of them on the device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedamp_jax
+from fedamp_jax import Solver, offload, stacked
+from fedamp_jax.plan import plan_offloaded
+from tests.miniature import command, read
+from tests.registry import ENTRIES, federation, make
+
+import common  # isort: skip
+import runner  # isort: skip
+
+KEY = jax.random.key(3)
+CHOSEN = ("fedamp", "fedamp, mcp, stale", "heurfedamp", "fine_tuned(fedavg)", "scaffold", "apfl, adaptive", "pflego")
+
+
+def numbers(tree):
+    return np.concatenate([np.ravel(np.asarray(a, np.float64)) for a in jax.tree.leaves(tree)])
+
+
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.name in CHOSEN], ids=lambda e: e.name)
+def test_offloaded_equals_all_on_the_device(entry):
+    """Three rounds with drop-outs, three of eight clients at a time on a device that is not the host's.
+
+    Failed with rows written in the order in which they were sent instead of to their own clients, and with clients
+    that are offline trained like the rest.
+    """
+    train, test = federation(), federation(seed=1)
+    task, algorithm = make(entry, epochs=(1, 3), chunk=3)
+    settings = {"rounds": 3, "participation": 0.8, "progress": False}
+    whole = fedamp_jax.run(task, algorithm, train, test, **settings)
+    pieces = fedamp_jax.run(task, algorithm, train, test, offload_to=jax.devices()[5], **settings)
+    np.testing.assert_allclose(numbers(pieces.state), numbers(whole.state), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(pieces.accuracy, whole.accuracy, atol=1e-6)
+    np.testing.assert_allclose(pieces.loss, whole.loss, rtol=1e-5)
+    if whole.xi is not None:
+        np.testing.assert_allclose(pieces.xi, whole.xi, rtol=1e-4, atol=1e-6)
+    assert {d for a in jax.tree.leaves(pieces.state) for d in a.devices()} == {offload.host()}
+
+
+def test_only_pieces_are_on_the_device(monkeypatch):
+    """Three clients at a time in training and no more than 64 parameters of all in mixing and distances.
+
+    Failed with chunks as large as the federation, and with blocks as wide as the leaves.
+    """
+    device, sent, put = jax.devices()[5], [], jax.device_put
+
+    def watched(a, to):
+        sent.extend([jnp.shape(x) for x in jax.tree.leaves(a)] if to == device else [])
+        return put(a, to)
+
+    monkeypatch.setattr(jax, "device_put", watched)
+    monkeypatch.setattr(offload, "BLOCK_BYTES", 7 * 64 * 4)
+    task = fedamp_jax.models.mlp(classes=10, shape=(20,))
+    rng = np.random.default_rng(0)
+    data = fedamp_jax.data.from_lists(list(rng.normal(size=(7, 5, 20)).astype(np.float32)), [np.arange(5)] * 7)
+    algorithm = fedamp_jax.fedamp(task, Solver(optax.adam(1e-3), 1, 5, chunk=3), sigma=1.0, self_weight=0.3)
+    with offload.use(device):
+        state = algorithm.init(KEY, data)
+        fedamp_jax.round(algorithm, state, data, KEY)
+    parameters = sum(a.size for a in jax.tree.leaves(state.clients.variables.params)) // 7
+    blocks = [shape for shape in sent if shape[:1] == (7,) and shape not in ((7,), (7, 7))]  # but for scale and xi
+    assert max(width for _, width in blocks) == 64
+    assert sum(width for _, width in blocks) == 2 * parameters
+    rows = [shape for shape in sent if shape[:1] == (3,)]
+    # Three chunks of data (six arrays), key, epochs, personal and cloud models, and the two outputs beside the model.
+    models = len(jax.tree.leaves(state.clients.variables.params))
+    assert len(rows) == 3 * (6 + 2 + 2 * models + models + 2)
+    assert {shape[0] for shape in sent if shape} == {3, 7}
+
+
+@pytest.mark.parametrize("block", [8, 24, 1 << 20])
+def test_columns_in_blocks(block, monkeypatch):
+    """Mixtures and distances block by block equal those at once. Failed with sums of the last block alone."""
+    monkeypatch.setattr(offload, "BLOCK_BYTES", 6 * 4 * block)
+    rng = np.random.default_rng(1)
+    tree = {"a": rng.normal(size=(6, 5, 7)), "b": rng.normal(size=(6,)), "c": rng.normal(size=(6, 24))}
+    tree = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), tree)
+    xi = jnp.asarray(rng.dirichlet(np.ones(6), size=6), jnp.float32)
+    at_once = stacked.mix(xi, tree), stacked.sq_dists(tree), stacked.cosines(tree)
+    with offload.use(jax.devices()[5]):
+        in_blocks = stacked.mix(xi, tree), stacked.sq_dists(tree), stacked.cosines(tree)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), in_blocks, at_once)
+
+
+def test_one_program_for_all_rounds():
+    """The next rounds, with another global model and learning rate, compile nothing anew.
+
+    Failed when what a client's training closes over was part of its program.
+    """
+    _, algorithm = make(next(e for e in ENTRIES if e.name == "fedprox"))
+    data = federation()
+    with offload.use(jax.devices()[5]):
+        state = algorithm.init(KEY, data)
+        state, _ = fedamp_jax.round(algorithm, state, data, KEY)
+        compiled = offload.compiled.cache_info().misses, offload.traced.cache_info().misses
+        for k in range(2):
+            state, _ = fedamp_jax.round(algorithm, state, data, jax.random.fold_in(KEY, k))
+    assert compiled == (offload.compiled.cache_info().misses, offload.traced.cache_info().misses)
+
+
+def test_resumed_on_another_device(tmp_path):
+    """Two rounds offloaded, the third with everything on the device: as if nothing had happened."""
+    train, test = federation(), federation(seed=1)
+    task, algorithm = make(ENTRIES[0], chunk=3)
+    settings = {"progress": False, "checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    fedamp_jax.run(task, algorithm, train, test, rounds=2, offload_to=jax.devices()[5], **settings)
+    resumed = fedamp_jax.run(task, algorithm, train, test, rounds=3, **settings)
+    whole = fedamp_jax.run(task, algorithm, train, test, rounds=3, progress=False)
+    assert resumed.rounds == [1, 2, 3]
+    np.testing.assert_allclose(numbers(resumed.state), numbers(whole.state), rtol=1e-5, atol=1e-5)
+
+
+def test_a_plan_says_what_is_sent():
+    """Bytes from shapes alone: a smaller chunk needs less of the device, and as much is sent.
+
+    Failed when the pieces were counted once instead of twice (the next one waits beside it).
+    """
+    data, device = federation(), jax.devices()[5]
+
+    def planned(chunk):
+        algorithm = fedamp_jax.separate(fedamp_jax.models.mlp(3, shape=(5,)), Solver(optax.sgd(0.1), chunk=chunk))
+        return plan_offloaded(algorithm, data, device), algorithm
+
+    (two, algorithm), (eight, _) = planned(2), planned(8)
+    state = sum(a.nbytes for a in jax.tree.leaves(algorithm.init(KEY, data)))
+    inputs = sum(a.nbytes for a in data)
+    assert eight.device > 3 * two.device and two.device >= 4 * (state // 8) * 2
+    assert inputs + state <= two.sent <= inputs + state + 8 * 32
+    assert two.sent == eight.sent and state <= two.returned <= state + 8 * 9
+    assert 2 * state + inputs <= two.host <= 2 * state + 2 * inputs
+    assert "on the device at a time" in str(two)
+
+
+def test_not_together_with_a_mesh():
+    train, test = federation(), federation(seed=1)
+    task, algorithm = make(ENTRIES[0])
+    mesh = fedamp_jax.sharding.client_mesh(8)
+    with pytest.raises(ValueError, match="offload_to is for one device"):
+        fedamp_jax.run(task, algorithm, train, test, rounds=1, mesh=mesh, offload_to=jax.devices()[0])
+
+
+def test_on_the_command_line(tmp_path, monkeypatch, capsys):
+    """`--offload` says what it takes, and gives the same results in a folder of the same name."""
+    results = []
+    for name, options in (("here", ()), ("there", ("--offload", "--chunk", "5"))):
+        arguments = ("--rounds", "1", "--epochs", "1", "--methods", "Separate", "--out", tmp_path / name, *options)
+        command(monkeypatch, lambda: common.main("practical", "practical"), *arguments)
+        results.append(read(tmp_path / name))
+        assert ("on the device at a time" in capsys.readouterr().out) == bool(options)
+    here, there = results
+    assert here["settings"] == there["settings"]
+    np.testing.assert_allclose(here["methods"]["Separate"]["loss"], there["methods"]["Separate"]["loss"], rtol=1e-5)
+
+
+def test_needs_are_told_before_a_run_on_several_devices(capsys):
+    """Failed when only offloading said what it takes."""
+    _, algorithm = make(ENTRIES[0])
+    every = fedamp_jax.data.Federation(federation(), federation(seed=1), None)
+    runner.tell_needs(algorithm, every, fedamp_jax.sharding.client_mesh(4), None)
+    assert "4 device(s) of 2 client(s)" in capsys.readouterr().out
+    runner.tell_needs(algorithm, every, None, None)
+    assert not capsys.readouterr().out
