@@ -18,7 +18,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import command_line
 import common
@@ -28,11 +28,14 @@ import numpy as np
 import runner
 from matplotlib.figure import Figure
 from rich.table import Table
+from tyro import conf
 
 import fedamp_jax
 from fedamp_jax import Task, checks, plotting, report
 from fedamp_jax.data import Federation
 
+T = TypeVar("T")
+Unused = Annotated[T, conf.Suppress, conf.Fixed]
 Attack = Literal["sign", "scale", "random", "absent"]
 ATTACKS = {
     "sign": "sign turned",
@@ -52,6 +55,12 @@ class Options(common.Options):
     """What faulty clients send; absent: nothing."""
     shares: tuple[float, ...] = (0.1, 0.2, 0.3)
     """Shares of the clients that are faulty."""
+    # All faults of a method are one program that is evaluated once: these have no meaning here.
+    evaluate_every: Unused[int] = 1
+    checkpoint_every: Unused[int] = 10
+    sigma_sweep: Unused[bool] = False
+    devices: Unused[int | None] = None
+    offload: Unused[bool] = False
 
 
 class Fault(NamedTuple):

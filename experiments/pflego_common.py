@@ -63,7 +63,7 @@ class Options:
     checkpoint_every: int = 10
     """Rounds between checkpoints."""
     devices: int | None = None
-    """Spread the clients over so many devices; a CPU is cut into them. Default: one, or all that the processes have."""
+    """Spread the clients over so many devices; a CPU is cut into them. Default: all, of a CPU one for each core."""
     offload: bool = False
     """Keep the clients in the host's memory and send --chunk of them at a time to the device, if it cannot hold all."""
     resume: bool = False

@@ -47,7 +47,7 @@ def errors_for_people() -> Iterator[None]:
         how = shlex.join(["python", *words, "--resume"])
         print(f"\n{str(asked) or 'stopped'}. Go on with: {how}", file=sys.stderr)
         sys.exit(128 + (asked.signal if isinstance(asked, Stopped) else signal.SIGINT))
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, MemoryError) as error:
         text = f"[red]error:[/red] {escape(str(error))}"
         Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(2)
@@ -135,23 +135,29 @@ def remove(folder: Path) -> None:
 
 
 def use_devices(devices: int | None) -> None:
-    """Cut the CPU into `devices`. Before jax has looked at it, and not in a process that others wait for."""
-    if devices is not None and not jax.distributed.is_initialized():
+    """Cut a CPU into `devices`, by default one for each core, up to 16.
+
+    Clients side by side on a core each are trained faster than one client by all cores (docs/performance.md). Nothing
+    happens where jax has looked at the CPU already, and in a process that others wait for.
+    """
+    if devices is not None:
         checks.whole("devices", devices, low=1)
-        jax.config.update("jax_num_cpu_devices", devices)
+    if not jax.distributed.is_initialized():
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", devices or min(cores, 16))
 
 
 def mesh_for(options: Any) -> jax.sharding.Mesh | None:
-    """The devices to spread the clients over; None for the one that jax takes by itself."""
-    if options.devices is None and jax.process_count() == 1:
-        return None
-    return fedamp_jax.sharding.client_mesh(options.devices)
+    """The devices to spread the clients over, all unless told otherwise; None if it is a single one."""
+    mesh = None if options.offload and options.devices is None else fedamp_jax.sharding.client_mesh(options.devices)
+    return mesh if mesh is not None and mesh.size > 1 else None
 
 
 def tell_needs(
     algorithm: Algorithm, federation: Federation, mesh: jax.sharding.Mesh | None, offload_to: jax.Device | None
 ) -> None:
-    """Print what a round will take of each device, where the clients shall be spread or kept in the host's memory."""
+    """Print what a round will take of each device, where the clients are spread or kept in the host's memory."""
     if offload_to is not None:
         needs = plan_offloaded(algorithm, federation.train, offload_to)
     elif mesh is not None:
@@ -196,12 +202,14 @@ def describe_run(experiment: str, options: Any) -> dict[str, Any]:
 
 def method_results(result: fedamp_jax.Run, paper: float | None) -> dict[str, Any]:
     """One method's entry in results.json; accuracies in percent."""
+    done = result.rounds[-1]
     return {
         **metrics.accuracy_summary(100.0 * result.accuracy.astype(np.float64), result.rounds),
         "loss": result.loss,
         "seconds": result.seconds,
         "first_round_seconds": result.first_seconds,
-        "seconds_per_round": (result.seconds - result.first_seconds) / max(result.rounds[-1] - 1, 1),
+        # The first round compiles; of one round alone there is nothing to say.
+        "seconds_per_round": (result.seconds - result.first_seconds) / (done - 1) if done > 1 else None,
         "rejected": {str(i): int(n) for i, n in enumerate(result.rejected) if n},
         "paper": paper,
         "in_group_weight": result.observed.get("in_group_weight"),
@@ -302,7 +310,8 @@ def train_one(
         # Each of the last rounds is scored: they are a second run, that goes on from the first one's checkpoint.
         legs = [(options.rounds - score_rounds, options.evaluate_every), (options.rounds, 1)]
     mesh, offload_to = mesh_for(options), jax.devices()[0] if options.offload else None
-    tell_needs(algorithm, federation, mesh, offload_to)
+    if options.devices is not None or options.offload:
+        tell_needs(algorithm, federation, mesh, offload_to)
     for rounds, every in legs:
         result = fedamp_jax.run(
             task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,

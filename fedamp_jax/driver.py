@@ -1,5 +1,6 @@
 """The loop: one compiled round, evaluation, and `run`, which repeats them and keeps the books."""
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -10,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax import books, checks, layout, offload, sharding
+from fedamp_jax import books, checks, layout, memory, offload, sharding
 from fedamp_jax.books import Run
 from fedamp_jax.checkpoint import describe, opened
 from fedamp_jax.interrupt import StopOnSignal, Stopped
-from fedamp_jax.local import chunk_size
+from fedamp_jax.local import chunk_size, fitting
 from fedamp_jax.types import Algorithm, Array, Data, Info, Task, Variables
 
-_EXAMPLES = 256  # of one client, evaluated at once: bounds the memory of activations
+# Evaluated at once, of one client and of all: bounds the memory of activations.
+_EXAMPLES, _TOGETHER = 256, 4096
 
 
 class NegativeSelfWeightError(ValueError):
@@ -36,6 +38,30 @@ def _round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[An
     return layout.settle(state, data.y.shape[0]), layout.everywhere(info)
 
 
+@functools.lru_cache(maxsize=64)
+def _need(algorithm: Algorithm, tree: Any, kinds: tuple) -> memory.Need:
+    """What a round of arguments of these kinds takes; it is compiled for this, and not again when it is called."""
+    shapes = [jax.ShapeDtypeStruct(*kind[:2], weak_type=kind[2], sharding=kind[3]) for kind in kinds]
+    return memory.need(_round.lower(algorithm, *jax.tree.unflatten(tree, shapes)).compile())
+
+
+def _need_of(algorithm: Algorithm, *args: Any) -> memory.Need:
+    leaves, tree = jax.tree.flatten(args)
+    kinds = [jax.typeof(a) for a in leaves]
+    placed = [a.sharding if a.committed else None for a in leaves]
+    return _need(algorithm, tree, tuple((k.shape, k.dtype, k.weak_type, p) for k, p in zip(kinds, placed, strict=True)))
+
+
+def _fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> contextlib.AbstractContextManager:
+    """The context of a round of which no device trains more clients side by side than its memory holds."""
+    room = memory.room()
+    if room is None or any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((state, data, key))):
+        return contextlib.nullcontext()
+    mesh = layout.active()
+    clients = data.y.shape[0] // (mesh.size if mesh else 1)
+    return fitting(memory.side_by_side(_need_of(algorithm, state, data, key), clients, room))
+
+
 def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
     """One communication round, compiled on the first call and then reused.
 
@@ -51,6 +77,7 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     Raises:
         NegativeSelfWeightError: FedAMP without `self_weight` and with too large an alpha. The error's `state` replaces
             the one given away.
+        MemoryError: the device is too small; it says what to do.
 
     >>> import jax, optax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
@@ -66,7 +93,8 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     if offload.active() is not None:
         state, info = offload.call(algorithm.round, key, state, data)
     else:
-        with sharding.over(data):
+        taken = functools.partial(_need_of, algorithm, state, data, key)
+        with sharding.over(data), memory.explained(taken), _fitted(algorithm, state, data, key):
             state, info = _round(algorithm, state, data, key)
     if info.xi is not None:
         own = np.asarray(jnp.diagonal(info.xi))
@@ -127,7 +155,7 @@ def _accuracies(task: Task, variables: Variables, data: Data) -> Array:
     def on_device(variables: Variables, data: Data) -> Array:
         m = data.y.shape[0]
         parameters = sum(a.size for a in jax.tree.leaves(variables.params)) // m
-        chunk = chunk_size(offload.most(parameters), m, parameters)
+        chunk = min(chunk_size(offload.most(parameters), m, parameters), max(1, _TOGETHER // block))
         if offload.active() is None:
             return jax.lax.map(one, (variables, data), batch_size=chunk)
         some = lambda out, *rows: jax.vmap(one)(rows)  # noqa: E731
@@ -142,7 +170,7 @@ _evaluate = jax.jit(_accuracies, static_argnums=0)
 def _personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
     if offload.active() is not None:
         return evaluate(task, offload.call(algorithm.personalize, key, state, train), test)
-    with sharding.over(train):
+    with sharding.over(train), _fitted(algorithm, state, train, key):
         return _compiled_personal_accuracy(task, algorithm, key, state, train, test)
 
 
@@ -243,6 +271,7 @@ def run(
     Raises:
         ValueError: bad arguments, both `offload_to` and a mesh, data that do not match, a checkpoint that is damaged or
             of other settings.
+        MemoryError: see `round`.
         Stopped: a signal came while there was a `checkpoint_dir`; a kind of KeyboardInterrupt.
         NegativeSelfWeightError: see `round`.
 
@@ -288,6 +317,7 @@ def run(
     first = jax.process_index() == 0
 
     with (
+        memory.explained(),
         offload.use(offload_to),
         opened(checkpoint_dir, own) as saved,
         # Several processes would have to agree on the round; each of them falls back on its last checkpoint instead.

@@ -289,12 +289,16 @@ def solve(
     return local, total / jnp.maximum(steps, 1).astype(jnp.float32)
 
 
+fitting = jax.make_user_context(None)
+"""A context: its value, if not None, is how many clients of a device fit side by side (see `fedamp_jax.memory`)."""
+
+
 def chunk_size(wanted: int | None, m: int, parameters: int) -> int:
     """How many clients to train side by side.
 
-    On a GPU or TPU all of them: the batched matmuls want to be large. On a CPU as many as keep parameters, gradients
-    and optimizer state of a chunk (five copies) near the second-level cache; larger models one at a time, as one
-    client's matmuls fill the cores by themselves.
+    On a GPU or TPU all of them, or as many as fit: the batched matmuls want to be large. On a CPU as many as keep
+    parameters, gradients and optimizer state of a chunk (five copies) near the second-level cache; larger models one
+    at a time, as one client's matmuls are large enough by themselves.
 
     Args:
         wanted: `Solver.chunk`; taken if given.
@@ -303,6 +307,8 @@ def chunk_size(wanted: int | None, m: int, parameters: int) -> int:
     """
     if wanted is not None:
         return min(wanted, m)
+    if fitting.value is not None:
+        return min(fitting.value, m)
     if jax.default_backend() != "cpu":
         return m
     return max(1, min(m, (1 << 19) // max(parameters, 1)))

@@ -10,7 +10,7 @@ from jax.extend.core import Var
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedamp_jax import driver, layout, offload, sharding
+from fedamp_jax import driver, layout, memory, offload, sharding
 from fedamp_jax.types import Algorithm, Data
 
 _COLLECTIVES = "(?:ragged-)?all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|collective-broadcast"
@@ -83,14 +83,12 @@ def plan(algorithm: Algorithm, data: Data, mesh: Mesh | None = None) -> Plan:
         state = jax.eval_shape(algorithm.init, key, longer)
         state = jax.tree.map(lambda a: placed(a, bool(a.ndim) and a.shape[0] == m), state)
         program = driver._round.lower(algorithm, state, longer, key).compile()
-    used = program.memory_analysis()
     return Plan(
         1 if mesh is None else mesh.size,
         m if mesh is None else m // mesh.size,
         _held(state),
         _held(longer),
-        # Outputs that overwrite an argument are counted with it.
-        used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes,
+        memory.need(program).working,
         collectives(program.as_text()),
     )
 

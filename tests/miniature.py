@@ -12,8 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 
 def command(monkeypatch, main, *arguments):
-    """Run an experiment's `main` with a command line."""
+    """Run an experiment's `main` with a command line; without `--devices`, on one of the tests' eight."""
     monkeypatch.setattr(sys, "argv", ["experiment.py", *map(str, arguments)])
+    if "--devices" not in arguments:
+        monkeypatch.setattr("runner.mesh_for", lambda options: None)
     main()
 
 

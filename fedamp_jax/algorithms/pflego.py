@@ -83,9 +83,10 @@ def pflego(
     common_init: bool = True,
     stats: str = "local",
 ) -> Algorithm:
-    """PFLEGO: tau - 1 gradient steps on the head W_i, then one joint gradient at (W_i, theta) that moves W_i by Eq. 3
-    and
-    the shared body theta by Eq. 4. All gradients are over all of the client's data.
+    """PFLEGO: tau - 1 gradient steps on the head W_i, then one joint gradient at (W_i, theta).
+
+    The joint gradient moves W_i by Eq. 3 and the shared body theta by Eq. 4. All gradients are over all of the client's
+    data.
 
     Args:
         task: the model; `task.head` says what the head is. With `task.features` the tau - 1 steps cost one pass

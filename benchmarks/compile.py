@@ -1,0 +1,76 @@
+"""Compilation: seconds of each method's first round, again with the persistent cache, and programs in a run.
+
+python benchmarks/compile.py
+python benchmarks/compile.py --dataset mnist --model cnn --methods FedAMP
+
+`first` is the first round and evaluation of a new process, less a later one. `cached` is the same in a second process
+that finds the compiled programs on disk: only on accelerators, as the experiments keep no cache on a CPU, where reading
+a stored program back has crashed the process (jaxlib 0.10.2). `programs` is how many the run compiled in all, `rounds`
+how many of them were rounds: one, however many rounds there are.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import bench
+import jax
+import tyro
+
+EXPERIMENT = Path(__file__).parents[1] / "experiments" / "practical.py"
+ALL = ("Separate", "FedAvg", "FedProx", "FedAvg-FT", "FedProx-FT", "SCAFFOLD", "APFL", "FedAMP", "HeurFedAMP", "Ditto",
+       "FedPer", "FedRep", "FedBABU", "FedRecon", "PFLEGO")  # fmt: skip
+
+
+@dataclasses.dataclass
+class Command(bench.Common):
+    """What to measure."""
+
+    methods: tuple[str, ...] = ALL
+    """Names as in the tables."""
+    dataset: str = "digits"
+    model: str = "auto"
+    data_dir: str | None = None
+
+
+def run(method: str, command: Command, cache: str) -> dict[str, Any]:
+    """Three rounds in a process of its own: its results and what it compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = ["--methods", method, "--rounds", "3", "--epochs", "1", "--out", folder, "--dataset", command.dataset]
+        out += ["--model", command.model, *(["--data-dir", command.data_dir] if command.data_dir else [])]
+        settings = {**os.environ, "JAX_LOG_COMPILES": "1", "XDG_CACHE_HOME": cache}
+        done = subprocess.run(
+            [sys.executable, EXPERIMENT, *out], env=settings, capture_output=True, text=True, check=True
+        )
+        results = json.loads((Path(folder) / "results.json").read_text())["methods"][method]
+    compiled = [line for line in done.stderr.splitlines() if "Finished XLA compilation of" in line]
+    return {
+        "seconds": results["first_round_seconds"] - results["seconds_per_round"], "programs": len(compiled),
+        "rounds": sum("jit(_round)" in line or "jit__round" in line for line in compiled),
+    }  # fmt: skip
+
+
+def measure(method: str, command: Command) -> dict[str, Any]:
+    """One row."""
+    with tempfile.TemporaryDirectory() as cache:
+        first = run(method, command, cache)
+        cached = run(method, command, cache)["seconds"] if jax.default_backend() != "cpu" else None
+    return {"method": method, "first (s)": first["seconds"], "cached (s)": cached,
+            "programs": first["programs"], "rounds": first["rounds"]}  # fmt: skip
+
+
+def main() -> None:
+    """The command line."""
+    command = tyro.cli(Command, description=__doc__)
+    rows = [measure(method, command) for method in command.methods]
+    bench.show(__doc__.splitlines()[0], rows)
+    bench.write(command.out, rows)
+
+
+if __name__ == "__main__":
+    main()

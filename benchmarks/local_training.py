@@ -1,0 +1,181 @@
+"""Local training against this machine's matrix product, and against other ways to train the same clients.
+
+python benchmarks/local_training.py
+python benchmarks/local_training.py --models cnn --clients 100 --devices 2
+
+`engine` is what `fedamp_jax.round` runs for every client. `xla` is the same with XLA's own convolutions, all clients
+in one vmap; `loop` a Python loop over clients around one jitted step; `torch` a sequential PyTorch loop, where PyTorch
+is installed. Same model, batch of 100, Adam with the proximal term, number of steps.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import bench
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+
+import fedamp_jax
+from fedamp_jax import Solver, local, sharding, stacked
+from fedamp_jax.data import from_lists
+from fedamp_jax.local import Prox
+from fedamp_jax.types import Batch
+
+BATCH, PROX = 100, 0.01
+SHAPES = {"mlp": (28, 28), "cnn": (28, 28), "resnet18": (32, 32, 3)}
+EPOCHS = {"mlp": 10, "cnn": 1, "resnet18": 1}  # a step of a small model is too short to be timed alone
+EXAMPLES = {"mlp": 300, "cnn": 300, "resnet18": 100}  # of each client
+
+
+@dataclasses.dataclass
+class Command(bench.Common):
+    """What to measure."""
+
+    models: tuple[Literal["mlp", "cnn", "resnet18"], ...] = ("mlp", "cnn", "resnet18")
+    clients: tuple[int, ...] = (1, 8, 32, 100)
+    """Numbers of clients."""
+    conv: Literal["auto", "loop", "patches", "xla"] = "auto"
+    """The engine's lowering of convolutions."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the engine's arithmetic; parameters stay float32."""
+    precision: Literal["default", "high", "highest"] = "default"
+    """Precision of float32 matrix products, the peak's among them, where the device offers less."""
+    chunk: int | None = None
+    """Clients that the engine trains side by side. Default: its own choice."""
+    devices: int = 1
+    """Cut the CPU into so many devices for the engine."""
+    without: tuple[str, ...] = ()
+    """Contestants to leave out."""
+    budget: float = 60.0
+    """Seconds: a contestant whose clients would take longer in one repetition is left out (`-`)."""
+
+
+def make(name: str, **options: Any) -> fedamp_jax.Task:
+    """The model, ten classes."""
+    if name == "mlp":
+        options.pop("conv", None)
+    return getattr(fedamp_jax.models, name)(10, shape=SHAPES[name], **options)
+
+
+def data_of(name: str, m: int) -> fedamp_jax.Data:
+    """Clients with noise for images: what is in them does not change the time."""
+    rng = np.random.default_rng(0)
+    xs = [rng.integers(0, 256, (EXAMPLES[name], *SHAPES[name])).astype(np.uint8) for _ in range(m)]
+    ys = [np.arange(EXAMPLES[name]) % 10 for _ in range(m)]
+    return from_lists(xs, ys, classes=10)
+
+
+def engine(task: fedamp_jax.Task, epochs: int, chunk: int | None, data: fedamp_jax.Data) -> Callable[[], Any]:
+    """The engine's local training, from the cloud models, as in FedAMP's round."""
+    solver = Solver(optax.adam(1e-3), epochs, BATCH, chunk=chunk)
+    mesh = sharding.mesh_of(data)
+
+    def one(key, client, epochs, keep, center):
+        return local.solve(task, solver, key, client, keep.variables, epochs=epochs, k=jnp.zeros((), jnp.int32),
+                           prox=Prox(center, jnp.float32(PROX)))  # fmt: skip
+
+    models = local.init_clients(task, solver, jax.random.key(0), data)
+    models = models if mesh is None else sharding.shard(models, mesh)
+    train = jax.jit(lambda key, data, models, center: local.for_each_client(solver, key, data, one, models, center)[0])
+
+    def call() -> Any:
+        with sharding.over(data):
+            return train(jax.random.key(1), data, models, models.variables.params)
+
+    return call
+
+
+def python_loop(task: fedamp_jax.Task, epochs: int, data: fedamp_jax.Data) -> Callable[[], Any]:
+    """One jitted step, called from Python for every client and batch."""
+    optimizer = optax.adam(1e-3)
+    models = stacked.broadcast(task.init(jax.random.key(0)), len(data.size))
+    clients = [jax.tree.map(lambda a, i=i: a[i], models) for i in range(len(data.size))]
+
+    @jax.jit
+    def step(variables, state, center, x, y, key):
+        batch = Batch(x, y, jnp.ones(y.shape, bool), jnp.int32(10))
+        grads, stats = jax.grad(lambda p: task.loss(variables._replace(params=p), batch, key), has_aux=True)(
+            variables.params
+        )
+        grads = jax.tree.map(lambda g, w, c: g + PROX * (w - c), grads, variables.params, center)
+        updates, state = optimizer.update(grads, state, variables.params)
+        return variables._replace(params=optax.apply_updates(variables.params, updates), stats=stats), state
+
+    xs, ys, rng = np.asarray(data.x), np.asarray(data.y), np.random.default_rng(0)
+
+    def call() -> Any:
+        done = []
+        for i, variables in enumerate(clients):
+            center, state = variables.params, optimizer.init(variables.params)
+            for epoch in range(epochs):
+                order = rng.permutation(ys.shape[1])
+                for first in range(0, len(order), BATCH):
+                    rows = order[first : first + BATCH]
+                    key = jax.random.key(epoch)
+                    variables, state = step(variables, state, center, xs[i, rows], ys[i, rows], key)
+            done.append(variables)
+        return done
+
+    return call
+
+
+def contestants(name: str, m: int, command: Command) -> dict[str, Callable[[], Any]]:
+    """Every way to train `m` clients, by name; nothing is run yet."""
+    data, epochs = data_of(name, m), EPOCHS[name]
+    own = make(name, conv=command.conv, compute_dtype=jnp.dtype(command.dtype))
+    placed = sharding.shard(data, sharding.client_mesh(command.devices)) if command.devices > 1 else data
+    calls = {
+        "engine": engine(own, epochs, command.chunk, placed),
+        "xla": engine(make(name, conv="xla"), epochs, m, data),
+        "loop": python_loop(make(name), epochs, data),
+    }
+    try:
+        import torch_loop
+    except ImportError:
+        return calls
+    x, y = np.asarray(data.x), np.asarray(data.y)
+    return {**calls, "torch": torch_loop.loop(name, x, y, BATCH, epochs, PROX)}
+
+
+def measure(name: str, m: int, command: Command, each: dict[str, float]) -> dict[str, Any]:
+    """One row. `each`: seconds per client and contestant of the row before, to see what would take too long."""
+    calls = contestants(name, m, command)
+    calls = {n: call for n, call in calls.items() if m * each.get(n, 0.0) < command.budget and n not in command.without}
+    product, flops = bench.matmul()
+    times = bench.side_by_side({**calls, "peak": product}, command.repeats)
+    each.update({n: times[n] / m for n in calls})
+    task = make(name, conv="xla")
+    forward = bench.layers(task, task.init(jax.random.key(0)), jnp.zeros((BATCH, *SHAPES[name]), jnp.uint8))
+    steps = EPOCHS[name] * -(-EXAMPLES[name] // BATCH)
+    achieved, peak = m * steps * bench.training_flops(forward) / times["engine"], flops / times["peak"]
+    ratios = {f"{n} / engine": times[n] / times["engine"] if n in times else None for n in ("xla", "loop", "torch")}
+    return {
+        "model": name, "clients": m, "GFLOP per step": bench.training_flops(forward) / 1e9,
+        "ms per step": 1e3 * times["engine"] / m / steps, "GFLOP/s": achieved / 1e9, "peak GFLOP/s": peak / 1e9,
+        "of peak": achieved / peak, **ratios,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """The command line."""
+    command = tyro.cli(Command, description=__doc__)
+    if command.devices > 1:
+        jax.config.update("jax_num_cpu_devices", command.devices)
+    jax.config.update("jax_default_matmul_precision", None if command.precision == "default" else command.precision)
+    rows = []
+    for name in command.models:
+        each: dict[str, float] = {}
+        for m in command.clients:
+            if m * each.get("engine", 0.0) < command.budget:
+                rows.append(measure(name, m, command, each))
+                bench.show(__doc__.splitlines()[0], rows)
+    notes = "FLOPs: twice the multiplications of every layer, forward, towards its kernel and towards its input."
+    bench.write(command.out, rows, note=notes)
+
+
+if __name__ == "__main__":
+    main()
