@@ -73,12 +73,13 @@ def read(paths: Sequence[str | Path]) -> list[Record]:
 
 
 def rows(records: Sequence[Record]) -> Iterator[Row]:
-    """Every method of every single run."""
+    """Every method of every single run, but for faulty clients, who have a table of their own."""
     for record in records:
         content = record.content
         for part in content.get("parts", {"": content}).values():
             run = {**content, "settings": part["settings"], "clients": part.get("clients")}
-            for name, entry in part.get("methods", {}).items():
+            methods = part.get("methods", {}) if content["experiment"] != "faulty" else {}
+            for name, entry in methods.items():
                 yield Row(name, record, run, entry)
 
 
@@ -125,7 +126,7 @@ def slim(record: Record, folder: Path, note: str | None) -> Path:
     content["command"] = re.sub(r"(--data-dir(?:=| ))(\"[^\"]*\"|'[^']*'|\S+)", r"\1DIR", command)
     content["command"] = re.sub(r"^python \S*/experiments/", "python experiments/", content["command"])
     if note is not None:
-        content["note"] = note
+        content["note"] = note.rstrip(".")
     return report.write_json(content, folder / f"{record.name}.json")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import convergence
+import faulty
 import runner
 import settings
 import tyro
@@ -89,6 +90,27 @@ def theorems(record: Record) -> list[str]:
     return out
 
 
+def faulty_clients(record: Record) -> list[str]:
+    """What becomes of the honest, for every attack at the largest share of faulty clients."""
+    content = record.content
+    own = content["settings"]
+    share = f"{max(own['shares']):.0%}"
+    body = []
+    for name, method in content["methods"].items():
+        cells = [number(method["clean"])]
+        for attack in own["attacks"]:
+            row = method["attacks"][attack]
+            given = (row["weight_to_faulty"] or [None])[-1]
+            cells.append(number(row["accuracy"][-1]) + ("" if given is None else f" ({100 * given:.1f})"))
+        body.append([name, *cells])
+    head = ["method", "nobody faulty", *(faulty.ATTACKS[attack] for attack in own["attacks"])]
+    text = (
+        f"{TITLES[content['dataset']]}: accuracy in percent of the clients that stay honest while {share} of all send "
+        "what the column says; in brackets, how much of the weight that they give to others goes to the faulty, percent."
+    )
+    return [f"## Faulty clients (run `{record.name}`)", text, table(head, body)]
+
+
 def runs(records: Sequence[Record], measured: Sequence[Row]) -> list[str]:
     """Of every record: command, device, versions, and rounds and seconds of each row."""
     out = ["## Runs"]
@@ -119,6 +141,8 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
         content = record.content
         if content["experiment"] == "convergence":
             drawn[record.name] = convergence.draw(content)
+        elif content["experiment"] == "faulty":
+            drawn[record.name] = faulty.draw(content)
         else:
             drawn[record.name] = plotting.panels(content) if "parts" in content else plotting.convergence(content)
     return drawn
@@ -134,6 +158,8 @@ def page(records: Sequence[Record], command: str, images: Sequence[str] = ()) ->
     for record in records:
         if record.content["experiment"] == "convergence":
             out += theorems(record)
+        elif record.content["experiment"] == "faulty":
+            out += faulty_clients(record)
     if images:
         out += ["## Figures", *(f"![{Path(image).stem}]({image})" for image in images)]
     return "\n\n".join([*out, *runs(records, measured)]) + "\n"

@@ -87,6 +87,19 @@ def test_pflego_tables():
     assert "| PFLEGO | 70.00±0.50 / 75.85±1.21 (-5.85) |" in page(drawings)
 
 
+def test_faulty_clients():
+    """The largest share's column, weights in brackets where there are any. Failed with the first share's numbers."""
+    attacks = {"sign": {"shares": [0.1, 0.3], "accuracy": [90.0, 70.5], "weight_to_faulty": [0.1, 0.05]}}
+    plain = {"sign": {**attacks["sign"], "weight_to_faulty": None}}
+    faulty = record("f", "faulty", "digits", shares=[0.1, 0.3], attacks=["sign"])
+    faulty.content["methods"] = {
+        "FedAMP": {"clean": 91.0, "attacks": attacks},
+        "FedAvg": {"clean": 1, "attacks": plain},
+    }
+    text = page(faulty)
+    assert "| FedAMP | 91.00 | 70.50 (5.0) |" in text and "| FedAvg | 1.00 | 70.50 |" in text and "30%" in text
+
+
 def test_page_and_slim_files(tmp_path, monkeypatch):
     """Slim copies lose xi and this machine's folders, keep what the tables need; the page is the same from both.
 
