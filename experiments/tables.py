@@ -106,7 +106,7 @@ def faulty_clients(record: Record) -> list[str]:
     head = ["method", "nobody faulty", *(faulty.ATTACKS[attack] for attack in own["attacks"])]
     text = (
         f"{TITLES[content['dataset']]}: accuracy in percent of the clients that stay honest while {share} of all send "
-        "what the column says; in brackets, the share of the weight they give to others that goes to the faulty (percent)."
+        "what the column says; in brackets, how many percent of the weight that they give away the faulty get."
     )
     return [f"## Faulty clients (run `{record.name}`)", text, table(head, body)]
 
