@@ -1,7 +1,8 @@
-"""What a round of FedAMP takes on many devices: compiled for them here, run nowhere.
+"""What a round of FedAMP takes on many devices, or on one that clients visit: compiled here, run nowhere.
 
 python benchmarks/dry_run.py --model resnet18 --clients 1000 --devices 256
 python benchmarks/dry_run.py --model cnn --clients 10000 --devices 32
+python benchmarks/dry_run.py --model resnet18 --clients 1000 --offload --chunk 8
 python benchmarks/dry_run.py --model cnn --steps            # instead: seconds of one client's step on this machine
 """
 
@@ -26,9 +27,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--chunk", type=int, default=1, help="clients that a device trains side by side")
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16; parameters stay float32")
+    parser.add_argument("--offload", action="store_true", help="one device; the clients stay in the host's memory")
     parser.add_argument("--steps", action="store_true", help="time a step of one client instead")
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 1 if options.steps else options.devices)
+    jax.config.update("jax_num_cpu_devices", 1 if options.steps or options.offload else options.devices)
     one_step(options) if options.steps else dry_run(options)
 
 
@@ -42,9 +44,9 @@ def make_task(options: argparse.Namespace):
 
 
 def dry_run(options: argparse.Namespace) -> None:
-    """Compile a round for the mesh and print what a device holds and receives."""
+    """Compile a round and print what a device holds and receives."""
     import fedamp_jax
-    from fedamp_jax.plan import plan
+    from fedamp_jax.plan import plan, plan_offloaded
 
     m, n = options.clients, options.examples
     numbers = jax.ShapeDtypeStruct((m,), jnp.int32)
@@ -54,7 +56,10 @@ def dry_run(options: argparse.Namespace) -> None:
     solver = fedamp_jax.Solver(optax.adam(1e-3), epochs=10, batch_size=options.batch, chunk=options.chunk)
     algorithm = fedamp_jax.fedamp(make_task(options), solver, sigma=1e6, self_weight=0.05)
     began = time.perf_counter()
-    print(plan(algorithm, data, fedamp_jax.sharding.client_mesh()))
+    if options.offload:
+        print(plan_offloaded(algorithm, data, jax.devices()[0]))
+    else:
+        print(plan(algorithm, data, fedamp_jax.sharding.client_mesh()))
     print(f"compiled in {time.perf_counter() - began:.0f} s")
 
 

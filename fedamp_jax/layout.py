@@ -25,7 +25,7 @@ AXIS = "clients"
 # A context of our own, part of jit's cache key, and not `jax.set_mesh`: see `placeless`.
 _in_use = jax.make_user_context(None)
 
-# What `by_parameters` has exchanged in the round that is being traced: id of the leaf -> (leaf, trace, result).
+# What `by_parameters` has exchanged in the round that is being traced: ids of the leaves -> (leaves, trace, result).
 _exchanged: contextvars.ContextVar[dict | None] = contextvars.ContextVar("_exchanged", default=None)
 
 
@@ -95,32 +95,53 @@ def per_device(fn: Callable[..., Any]) -> Callable[..., Any]:
     return spread
 
 
-def by_parameters(leaf: Array) -> Array:
-    """`leaf [M, ...]`, clients over the devices, as `[M, d']` with parameters over them: an all-to-all.
+def by_parameters(leaves: list[Array]) -> list[Array]:
+    """Leaves `[M, ...]`, clients over the devices, as arrays `[M, d']` with parameters over them: an all-to-all each.
 
-    d' is the next multiple of the devices after d, the parameters in the leaf; columns from d on are zero. Without a
-    mesh, the leaf as `[M, d]`. Within one round a leaf is exchanged once, however often it is asked for.
+    d' is a multiple of the devices, filled up with zeros. Small leaves go together. Without a mesh, each leaf as
+    `[M, d]`. Within one round the same leaves are exchanged once, however often they are asked for.
     """
-    flat, mesh = leaf.reshape(leaf.shape[0], -1), active()
+    flats, mesh = [a.reshape(a.shape[0], -1) for a in leaves], active()
     if mesh is None:
-        return flat
-    known = _exchanged.get()
-    here = get_opaque_trace_state()
-    if known is not None and id(leaf) in known and known[id(leaf)][1] == here:
-        return known[id(leaf)][2]
-    flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % mesh.size)))
-    # The first constraint says where the padding is done: before the exchange, on each device's own rows.
-    flat = _constrain(_constrain(flat, AXIS), None, AXIS)
+        return flats
+    known, name, here = _exchanged.get(), tuple(map(id, leaves)), get_opaque_trace_state()
+    if known is not None and name in known and known[name][1] == here:
+        return known[name][2]
+
+    def exchange(group: list[int]) -> Array:
+        flat = jnp.concatenate([flats[i] for i in group], axis=1)
+        flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % mesh.size)))
+        # The first constraint says where the padding is done: before the exchange, on each device's own rows.
+        return _constrain(_constrain(flat, AXIS), None, AXIS)
+
+    result = [exchange(group) for group in _groups(leaves, mesh)]
     if known is not None:
-        known[id(leaf)] = (leaf, here, flat)  # with the leaf, so that its id stays its own
-    return flat
+        known[name] = (leaves, here, result)  # with the leaves, so that their ids stay theirs
+    return result
 
 
-def by_clients(flat: Array, shape: tuple[int, ...]) -> Array:
-    """The way back from `by_parameters`: `[M, d']` as a leaf of `shape [M, ...]` with clients over the devices."""
-    if active() is not None:
-        flat = _constrain(_constrain(flat, None, AXIS), AXIS)[:, : math.prod(shape[1:])]
-    return flat.reshape(shape)
+def by_clients(flats: list[Array], leaves: list[Array]) -> list[Array]:
+    """The way back: arrays like those that `by_parameters(leaves)` gave, shaped and laid out as `leaves` are."""
+    mesh = active()
+    if mesh is None:
+        return [flat.reshape(a.shape) for flat, a in zip(flats, leaves)]
+    back = list(leaves)
+    for flat, group in zip(flats, _groups(leaves, mesh)):
+        flat, start = _constrain(_constrain(flat, None, AXIS), AXIS), 0
+        for i in group:
+            width = math.prod(leaves[i].shape[1:])
+            back[i] = flat[:, start : start + width].reshape(leaves[i].shape)
+            start += width
+    return back
+
+
+def _groups(leaves: list[Array], mesh: Mesh) -> list[list[int]]:
+    """Which leaves are exchanged together: of one type, those with less than 64 numbers of a client for a device."""
+    small: dict[Any, list[int]] = {}
+    for i, a in enumerate(leaves):
+        alone = math.prod(a.shape[1:]) >= 64 * mesh.size
+        small.setdefault(i if alone else a.dtype, []).append(i)
+    return list(small.values())
 
 
 def summed(fn: Callable[..., Array], slices: list[Array], *args: Array) -> Array:

@@ -104,15 +104,19 @@ def over_rows(fn: Callable[..., PyTree], chunk: int, work: Array, out: PyTree, *
         *args: further trees with leaves `[M, ...]`.
     """
     leaves, tree = jax.tree.flatten((out, *args))
-    some = [jax.ShapeDtypeStruct((chunk, *a.shape[1:]), a.dtype) for a in leaves]
+    replaced = jax.tree.leaves(out)
+    # What comes twice, such as a cloud model as start and as centre, is sent once.
+    sent = replaced + list({id(a): a for a in leaves if not any(a is b for b in replaced)}.values())
+    place = {id(a): i for i, a in enumerate(sent)}
+    some = [jax.ShapeDtypeStruct((chunk, *a.shape[1:]), a.dtype) for a in sent]
 
     def piece(*rows: Array) -> list[Array]:
         with _in_use(None):
-            return jax.tree.leaves(fn(*jax.tree.unflatten(tree, rows)))
+            return jax.tree.leaves(fn(*jax.tree.unflatten(tree, [rows[place[id(a)]] for a in leaves])))
 
     program = jax.make_jaxpr(piece)(*some)
     # What `fn` closes over, such as a global model, becomes an argument: the program serves every round.
-    new = rows_p.bind(work, *program.consts, *leaves, jaxpr=program.jaxpr, chunk=chunk)
+    new = rows_p.bind(work, *program.consts, *sent, jaxpr=program.jaxpr, chunk=chunk)
     return jax.tree.unflatten(jax.tree.structure(out), new)
 
 
