@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/your_own_data.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/your_own_data.md", "docs/scaling.md"])
 def test_code_blocks_run(name, capsys):
     """All blocks of a page, one after the other in one namespace, as a reader would paste them."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
