@@ -107,7 +107,7 @@ def test_one_program_for_all_rounds():
 def test_resumed_on_another_device(tmp_path):
     """Two rounds offloaded, the third with everything on the device: as if nothing had happened.
 
-    Failed with data that were left on the device.
+    Failed with a chunk's rows sent in another order than that in which they were taken back.
     """
     train, test = federation(), federation(seed=1)
     task, algorithm = make(ENTRIES[0], chunk=3)
