@@ -194,5 +194,5 @@ def test_learns(entry):
     task, algorithm = made(entry)
     state, infos = run_rounds(algorithm, data, 4)
     assert float(infos[-1].loss.mean()) < float(infos[0].loss.mean())
-    accuracy = fedamp_jax.evaluate(task, algorithm.personalize(KEY, state, data), data)
+    accuracy = fedamp_jax.evaluate(task, jax.jit(algorithm.personalize)(KEY, state, data), data)
     assert accuracy.shape == (8,) and float(accuracy.min()) >= 0 and float(accuracy.max()) <= 1
