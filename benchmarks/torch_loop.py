@@ -25,8 +25,10 @@ class Block(nn.Module):
 
 def model(name: str, classes: int) -> nn.Module:
     """The counterpart of `fedamp_jax.models.<name>`, with as many parameters."""
-    if name == "mlp":
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, classes))
+    if name in ("small", "mlp"):
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64 if name == "small" else 784, 200), nn.ReLU(), nn.Linear(200, classes)
+        )
     if name == "cnn":
         conv = lambda i, o: [nn.Conv2d(i, o, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]  # noqa: E731
         dense = [nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, classes)]
