@@ -5,10 +5,15 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import runner
 import tyro
+from tyro import conf
+
+T = TypeVar("T")
+Unused = Annotated[T, conf.Suppress, conf.Fixed]
+"""An inherited option that has no meaning in an experiment: refused there, and left out of its help."""
 
 _HELP = "Take the settings of an earlier run from its results.json; what else is given here goes before them."
 

@@ -18,7 +18,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import command_line
 import common
@@ -26,16 +26,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import runner
+from command_line import Unused
 from matplotlib.figure import Figure
 from rich.table import Table
-from tyro import conf
 
 import fedamp_jax
 from fedamp_jax import Task, checks, plotting, report
 from fedamp_jax.data import Federation
 
-T = TypeVar("T")
-Unused = Annotated[T, conf.Suppress, conf.Fixed]
 Attack = Literal["sign", "scale", "random", "absent"]
 ATTACKS = {
     "sign": "sign turned",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import ablation
 import convergence
 import faulty
 import runner
@@ -23,7 +24,7 @@ from matplotlib.figure import Figure
 from paper_tables import TITLES, fedamp_table, number, pflego_tables, spread, table
 from records import Record, Row, read, rows, slim
 
-from fedamp_jax import plotting
+from fedamp_jax import metrics, plotting
 
 
 @dataclasses.dataclass
@@ -111,6 +112,28 @@ def faulty_clients(record: Record) -> list[str]:
     return [f"## Faulty clients (run `{record.name}`)", text, table(head, body)]
 
 
+def decisions(record: Record) -> list[str]:
+    """FedAMP with one decision changed at a time: accuracy, and how far attention has found the groups in the end."""
+    content = record.content
+    methods = content["methods"]
+    base = methods.get("base")
+    body = []
+    for name, method in methods.items():
+        known = base is not None and name != "base"
+        gap = f"{method['bmta'] - base['bmta']:+.2f}" if known else "-"
+        p = number(metrics.wilcoxon(method["accuracy"], base["accuracy"]), ".2g") if known else "-"
+        found = [number((method.get(key) or [None])[-1]) for key in ("in_group_weight", "ari")]
+        body.append([name, ablation.VARIANTS[name].text, number(method["bmta"]), gap, p, *found])
+    own = content["settings"]
+    text = (
+        f"{TITLES[content['dataset']]}, {own['model']}, {content['rounds']} rounds. BMTA in percent, its difference to "
+        "`base` and Wilcoxon's p of the last round; of the last round, too, the weight that clients give to others of "
+        "their group and the adjusted Rand index of the groups found from xi."
+    )
+    head = ["variant", "what is changed", "BMTA", "difference", "p", "in-group weight", "ARI"]
+    return [f"## What FedAMP's open decisions are worth (run `{record.name}`)", text, table(head, body)]
+
+
 def runs(records: Sequence[Record], measured: Sequence[Row]) -> list[str]:
     """Of every record: command, device, versions, and rounds and seconds of each row."""
     out = ["## Runs"]
@@ -160,6 +183,8 @@ def page(records: Sequence[Record], command: str, images: Sequence[str] = ()) ->
             out += theorems(record)
         elif record.content["experiment"] == "faulty":
             out += faulty_clients(record)
+        elif record.content["experiment"] == "ablation":
+            out += decisions(record)
     if images:
         out += ["## Figures", *(f"![{Path(image).stem}]({image})" for image in images)]
     return "\n\n".join([*out, *runs(records, measured)]) + "\n"

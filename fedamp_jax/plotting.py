@@ -144,7 +144,7 @@ def panels(summary: Mapping[str, Any]) -> Figure:
     Read is `parts`: title of the panel to `methods`, each with `rounds` (`[R]`) and `mean_accuracy` (`[R]`, percent).
     """
     parts = summary["parts"]
-    columns = min(3, len(parts))
+    columns = 2 if len(parts) == 4 else min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure, axes = _figure(1.0 + 3.6 * columns, 0.9 + 3.4 * rows, rows, columns)
     for panel, (title, part) in zip(axes, parts.items(), strict=False):

@@ -4,10 +4,12 @@ import dataclasses
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from tests.miniature import command, read
 
+import ablation  # isort: skip
 import command_line  # isort: skip
 import common  # isort: skip
 import degrees  # isort: skip
@@ -98,3 +100,19 @@ def test_faulty_measures_the_honest(tmp_path, monkeypatch):
     command(monkeypatch, faulty.main, "--from", tmp_path / "a" / "results.json", "--resume", "--out", tmp_path / "a")
     assert read(tmp_path / "a")["methods"] == first["methods"]
     assert (tmp_path / "a" / "faulty.png").stat().st_size > 10_000
+
+
+def test_ablation_changes_one_decision(tmp_path, monkeypatch):
+    """`base` is practical.py's FedAMP, and each variant differs from it in what it says.
+
+    Failed with every variant trained as `base`, and with sigma taken from another setting.
+    """
+    short = ("--rounds", 2, "--epochs", 1)
+    command(monkeypatch, ablation.main, *short, "--methods", "base", "mean", "self-half", "--out", tmp_path / "a")
+    practical = lambda: common.main("practical", "practical")  # noqa: E731
+    command(monkeypatch, practical, *short, "--methods", "FedAMP", "--out", tmp_path / "b")
+    found, fedamp = read(tmp_path / "a")["methods"], read(tmp_path / "b")["methods"]["FedAMP"]
+    assert found["base"]["accuracy"] == fedamp["accuracy"] and found["base"]["xi"] == fedamp["xi"]
+    others = np.array(found["mean"]["xi"])[~np.eye(20, dtype=bool)].reshape(20, 19)
+    assert np.ptp(others, axis=1).max() < 1e-6 and np.ptp(np.array(fedamp["xi"])) > 0.1
+    assert np.allclose(np.diag(found["self-half"]["xi"]), 0.5) and not np.allclose(np.diag(fedamp["xi"]), 0.5)

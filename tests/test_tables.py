@@ -100,6 +100,15 @@ def test_faulty_clients():
     assert "| FedAMP | 91.00 | 70.50 (5.0) |" in text and "| FedAvg | 1.00 | 70.50 |" in text and "30%" in text
 
 
+def test_decisions():
+    """Differences are to `base`, whose own row has none. Failed with the sign turned round."""
+    found = record("a", "ablation", "digits", (("base", 90.0), ("mean", 88.5)), model="mlp")
+    found.content["methods"]["mean"]["ari"] = [1.0, 0.25]
+    text = page(found)
+    assert "| base | as in `practical.py` | 90.00 | - | - | - | - |" in text
+    assert "| 88.50 | -1.50 | 7.7e-06 | - | 0.25 |" in text, text
+
+
 def test_page_and_slim_files(tmp_path, monkeypatch):
     """Slim copies lose xi and this machine's folders, keep what the tables need; the page is the same from both.
 
