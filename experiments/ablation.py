@@ -66,12 +66,13 @@ def make_algorithms(options: Options, federation: Federation, task: Task) -> dic
     """FedAMP by the name of the variant."""
     m, train = len(federation.train.size), federation.train
     labels = [np.asarray(train.y[i, : train.size[i]]) for i in range(m)]
-    sigma = options.sigma or settings.sigma("practical", options.dataset, options.model, "FedAMP")
     epochs = options.epochs_range or options.epochs
     solver = Solver(optax.adam(options.learning_rate), epochs, options.batch_size, chunk=options.chunk)
     own = settings.self_weights("practical", federation.groups, labels)
-    base = {"sigma": sigma, "self_weight": own, "lam": settings.LAMBDA}
-    return {name: fedamp_jax.fedamp(task, solver, **{**base, **v.change(sigma, m)}) for name, v in VARIANTS.items()}
+    base = {"sigma": options.sigma, "self_weight": own, "lam": settings.LAMBDA}
+    return {
+        name: fedamp_jax.fedamp(task, solver, **{**base, **v.change(options.sigma, m)}) for name, v in VARIANTS.items()
+    }
 
 
 def execute(options: Options, folder: Path) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def main() -> None:
     with runner.errors_for_people():
         runner.use_devices(command.devices)
         folder = Path(command.out) if command.out else runner.default_folder("ablation", command)
-        execute(common.finish(command), folder)
+        execute(common.finish(command, "practical"), folder)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ class Options:
     drop_rate: float = 0.0
     """Share of the invited clients that drop out each round."""
     sigma: float | None = None
-    """FedAMP's sigma. Default: experiments/settings.py."""
+    """FedAMP's sigma. Default: the paper's (experiments/settings.py)."""
     heur_sigma: float | None = None
-    """HeurFedAMP's sigma. Default: experiments/settings.py."""
+    """HeurFedAMP's sigma. Default: the paper's (experiments/settings.py)."""
     sigma_sweep: bool = False
     """Also run FedAMP and HeurFedAMP over the paper's grids of sigma, each grid as one program, and draw it."""
     seed: int = 0
@@ -89,8 +89,8 @@ class Command(Options):
     """Several seeds in place of --seed; mean and standard deviation are reported."""
 
 
-def finish(options: Options) -> Options:
-    """Check the options and fill in what follows from others."""
+def finish(options: Options, setting: str) -> Options:
+    """Check the options and fill in what follows from others and from the setting, so that the results tell it."""
     rounds = options.rounds
     if rounds is None:
         rounds = settings.ROUNDS if options.dataset != "digits" else 30
@@ -105,7 +105,11 @@ def finish(options: Options) -> Options:
     model = options.model
     if model == "auto":
         model = {"digits": "mlp", "cifar10": "resnet18", "cifar100": "resnet18"}.get(options.dataset, "cnn")
-    options = dataclasses.replace(options, rounds=rounds, epochs=epochs, epochs_range=epochs_range, model=model)
+    options = dataclasses.replace(
+        options, rounds=rounds, epochs=epochs, epochs_range=epochs_range, model=model,
+        sigma=options.sigma or settings.sigma(setting, options.dataset, "FedAMP"),
+        heur_sigma=options.heur_sigma or settings.sigma(setting, options.dataset, "HeurFedAMP"),
+    )  # fmt: skip
     runner.check_common(options)
     return options
 
@@ -133,8 +137,6 @@ def make_algorithms(
     train = federation.train
     labels = [np.asarray(train.y[i, : train.size[i]]) for i in range(len(train.size))]
     attentive = {"self_weight": settings.self_weights(setting, federation.groups, labels), "lam": settings.LAMBDA}
-    sigma = options.sigma or settings.sigma(setting, options.dataset, options.model, "FedAMP")
-    heur_sigma = options.heur_sigma or settings.sigma(setting, options.dataset, options.model, "HeurFedAMP")
     return {
         "Separate": fedamp_jax.separate(task, adam),
         "FedAvg": fedavg,
@@ -143,8 +145,8 @@ def make_algorithms(
         "FedProx-FT": fedamp_jax.fine_tuned(task, adam, base=fedprox),
         "SCAFFOLD": fedamp_jax.scaffold(task, adam, learning_rate=options.sgd_learning_rate),
         "APFL": fedamp_jax.apfl(task, adam, alpha=alpha, learning_rate=options.sgd_learning_rate),
-        "FedAMP": fedamp_jax.fedamp(task, adam, sigma=sigma, **attentive),
-        "HeurFedAMP": fedamp_jax.heurfedamp(task, adam, sigma=heur_sigma, **attentive),
+        "FedAMP": fedamp_jax.fedamp(task, adam, sigma=options.sigma, **attentive),
+        "HeurFedAMP": fedamp_jax.heurfedamp(task, adam, sigma=options.heur_sigma, **attentive),
         "Ditto": fedamp_jax.ditto(task, adam, lam=settings.DITTO_LAMBDA),
         "FedPer": fedamp_jax.fedper(task, adam),
         "FedRep": fedamp_jax.fedrep(task, adam),
@@ -164,10 +166,10 @@ def main(experiment: str, setting: str) -> None:
         runner.use_devices(command.devices)
         folder = Path(command.out) if command.out else runner.default_folder(experiment, command)
         train = functools.partial(execute, experiment, setting)
-        parts.run(experiment, variants_of(command), command.seeds, folder, train)
+        parts.run(experiment, variants_of(command, setting), command.seeds, folder, train)
 
 
-def variants_of(command: Command) -> list[parts.Variant]:
+def variants_of(command: Command, setting: str) -> list[parts.Variant]:
     """The options of one run for every participation and drop rate asked for."""
     variants = []
     for share, dropped in itertools.product(command.participation, command.drop_rate):
@@ -175,7 +177,7 @@ def variants_of(command: Command) -> list[parts.Variant]:
         titles = [f"{share:.0%} invited"] * (len(command.participation) > 1)
         titles += [f"{dropped:.0%} dropped"] * (len(command.drop_rate) > 1)
         options = Options(**{**one, "participation": share, "drop_rate": dropped})
-        variants.append(parts.Variant(", ".join(titles), finish(options)))
+        variants.append(parts.Variant(", ".join(titles), finish(options, setting)))
     return variants
 
 

@@ -205,7 +205,7 @@ def main() -> None:
     with runner.errors_for_people():
         folder = Path(command.out) if command.out else runner.default_folder("faulty", command)
         rounds = 15 if command.rounds is None and command.dataset == "digits" else command.rounds
-        execute(common.finish(dataclasses.replace(command, rounds=rounds)), folder)
+        execute(common.finish(dataclasses.replace(command, rounds=rounds), "practical"), folder)
 
 
 if __name__ == "__main__":

@@ -46,8 +46,9 @@ class Row(NamedTuple):
         """Greater is nearer to the paper: its model, no hyper-parameter of our own, more rounds, more seeds, newer."""
         own, dataset = self.run["settings"], self.run["dataset"]
         model = own.get("model") in (None, _PAPER_MODEL.get(dataset, "cnn"))
-        tuned = any(own.get(key) is not None for key in ("sigma", "heur_sigma"))
-        return model, not tuned, self.run["rounds"], len(own.get("seeds") or [1]), self.run["created"]
+        sigma = own.get({"FedAMP": "sigma", "HeurFedAMP": "heur_sigma"}.get(self.method))
+        theirs = sigma is None or sigma == settings.sigma(self.run["experiment"], dataset, self.method)
+        return model, theirs, self.run["rounds"], len(own.get("seeds") or [1]), self.run["created"]
 
 
 def read(paths: Sequence[str | Path]) -> list[Record]:

@@ -41,19 +41,21 @@ def test_one_run(tmp_path, monkeypatch, capsys):
     Failed when JSON's lists stayed lists (an epochs range that no `Solver` takes), and when `methods` was left out.
     """
     options = common.Options(rounds=7, epochs_range=(1, 3), participation=0.5, sigma=3.0, seed=4, quick=True)
-    variants = common.variants_of(common.Command(**{**vars(options), "participation": (0.5,), "drop_rate": (0.0,)}))
+    variants = common.variants_of(
+        common.Command(**{**vars(options), "participation": (0.5,), "drop_rate": (0.0,)}), "practical"
+    )
     path = written(tmp_path / "results.json", "practical", variants)
     again = parsed(monkeypatch, common.Command, "practical", "--from", path, "--out", "elsewhere", "--sigma", 5)
     assert "jax 0.0.1 then" in capsys.readouterr().err
     assert again.methods == ("FedAMP", "Separate") and again.out == "elsewhere" and again.sigma == 5.0
-    (variant,) = common.variants_of(dataclasses.replace(again, sigma=3.0))
+    (variant,) = common.variants_of(dataclasses.replace(again, sigma=3.0), "practical")
     assert runner.settings_of(variant.options) == runner.settings_of(variants[0].options)
 
 
 def test_several_parts_and_seeds(tmp_path, monkeypatch):
     """A product of settings becomes the lists that it came from. Failed with a list of every part's value."""
     wanted = common.Command(participation=(0.5, 1.0), drop_rate=(0.0, 0.1), seeds=(3, 5), rounds=2)
-    path = written(tmp_path / "results.json", "practical", common.variants_of(wanted), seeds=wanted.seeds)
+    path = written(tmp_path / "results.json", "practical", common.variants_of(wanted, "practical"), seeds=wanted.seeds)
     again = parsed(monkeypatch, common.Command, "practical", "--from", path)
     assert (again.participation, again.drop_rate, again.seeds) == ((0.5, 1.0), (0.0, 0.1), (3, 5))
     wanted = degrees.Command(degrees=("medium", "none"), rounds=2)

@@ -38,7 +38,7 @@ def fake(options, folder):
 
 
 def variant(title="", **changes):
-    return parts.Variant(title, common.finish(common.Options(quick=True, **changes)))
+    return parts.Variant(title, common.finish(common.Options(quick=True, **changes), "practical"))
 
 
 def test_several_seeds_are_averaged(tmp_path):
@@ -111,7 +111,7 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
     for name in ("history.csv", "convergence.png", "accuracy.png", "report.html"):
         assert (out / "50-dropped" / name).stat().st_size > 0
     assert "panels" not in {p.stem for p in (out / "50-dropped").iterdir()}
-    disturbed = common.variants_of(common.Command(dataset="mnist", drop_rate=(0.3,)))[0].options
+    disturbed = common.variants_of(common.Command(dataset="mnist", drop_rate=(0.3,)), "practical")[0].options
     monkeypatch.setattr(fedamp_jax.data, "federation", lambda *a, **k: small())
     monkeypatch.setattr(common, "make_task", lambda *a: None)
     monkeypatch.setattr(common, "make_algorithms", lambda *a: {})
@@ -119,7 +119,9 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "train_methods", lambda *a, **k: seen.append(a[6]) or {})
     monkeypatch.setattr(runner, "write_files", lambda *a: None)
     common.execute("practical", "practical", disturbed, tmp_path)
-    common.execute("practical", "practical", common.variants_of(common.Command(dataset="mnist"))[0].options, tmp_path)
+    common.execute(
+        "practical", "practical", common.variants_of(common.Command(dataset="mnist"), "practical")[0].options, tmp_path
+    )
     assert seen[0] == {} and seen[1]["FedAMP"] == 97.59
 
 
@@ -150,7 +152,7 @@ def test_resume_goes_on_with_what_is_missing(tmp_path, monkeypatch):
 
 
 def other_run(tmp_path):
-    fake(common.finish(common.Options(rounds=7)), tmp_path / "other")
+    fake(common.finish(common.Options(rounds=7), "practical"), tmp_path / "other")
     return tmp_path / "other"
 
 

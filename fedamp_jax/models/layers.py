@@ -184,7 +184,8 @@ def _input_gradient(plain, dy: Array, w: Array, shape, strides, pads) -> Array:
 def _kernel_gradient(plain, x: Array, dy: Array, shape, strides, pads) -> Array:
     """Images as channels: a convolution of x with dy as a large kernel, in blocks of images that fit into a cache."""
     batch, height, width = dy.shape[:3]
-    blocks = -(-batch // max(1, min(batch, round(_POSITIONS / (height * width)))))
+    area = max(height * width, x.shape[1] * x.shape[2] // 2)  # a stride reads more than it writes
+    blocks = -(-batch // max(1, min(batch, round(_POSITIONS / area))))
     size = -(-batch // blocks)
     wide = jnp.float32 if dy.dtype.itemsize < 4 else dy.dtype  # never sum a batch in bfloat16
     # High padding such that exactly one output per tap remains; negative where the stride left input unread.
