@@ -3,13 +3,15 @@
 The model is the two-layer one of `tests/oracles/model.py`, written by hand as a `Task`.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Data, Solver, Task, Variables, attention
@@ -132,6 +134,29 @@ def make(entry: Entry, **solver) -> tuple[Task, Algorithm]:
     task = tiny_task()
     arguments = {"optimizer": optax.adam(0.05), "epochs": 2, "batch_size": 4, **solver}
     return task, entry.make(task, Solver(**arguments))
+
+
+@functools.cache
+def made(entry: Entry, **solver) -> tuple[Task, Algorithm]:
+    """`make`: the same object for the same arguments, which compiles once."""
+    return make(entry, **solver)
+
+
+def find(name: str) -> Entry:
+    """The entry of that name."""
+    return next(entry for entry in ENTRIES if entry.name == name)
+
+
+def one_after_the_other(entries: Sequence[Entry]):
+    """A fixture: all tests of one entry, which share its compiled rounds, then those of the next."""
+
+    @pytest.fixture(scope="module", params=entries, ids=lambda entry: entry.name)
+    def entry(request):
+        yield request.param
+        made.cache_clear()
+        jax.clear_caches()
+
+    return entry
 
 
 def run_rounds(algorithm: Algorithm, data: Data, rounds: int = 3, state=None, first: int = 0, seed: int = 1):

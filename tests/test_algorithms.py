@@ -1,7 +1,5 @@
 """The entry exam: every property over every registered algorithm."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,23 +9,18 @@ import fedamp_jax
 from fedamp_jax import driver
 from fedamp_jax.checkpoint import Checkpoints
 from fedamp_jax.sharding import client_mesh, shard
-from tests.registry import ENTRIES, federation, make, run_rounds
+from tests import registry
+from tests.registry import federation, run_rounds
 
 KEY = jax.random.key(7)
 
 
-@pytest.fixture(scope="module", params=ENTRIES, ids=lambda e: e.name)
-def entry(request):
-    """One algorithm after the other, so that its tests share its compiled rounds; then those are dropped."""
-    yield request.param
-    made.cache_clear()
-    jax.clear_caches()
+entry = registry.one_after_the_other(registry.ENTRIES)
 
 
-@functools.cache
 def made(entry, **solver):
-    """`make`, with a random number of local epochs; the same object for the same arguments, which compiles once."""
-    return make(entry, **{"epochs": (1, 3), **solver})
+    """With a random number of local epochs."""
+    return registry.made(entry, **{"epochs": (1, 3), **solver})
 
 
 def models(algorithm, state, data):

@@ -11,13 +11,9 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import driver
-from tests.registry import ENTRIES, federation, make
+from tests.registry import federation, find, make
 
 EARLY, LATE = slice(4, 10), slice(-5, None)
-
-
-def entry(name):
-    return next(e for e in ENTRIES if e.name == name)
 
 
 def test_run_is_the_loop_written_out():
@@ -25,7 +21,7 @@ def test_run_is_the_loop_written_out():
 
     Failed with the round's key used for who takes part as well.
     """
-    task, algorithm = make(entry("fedamp"), epochs=(1, 3))
+    task, algorithm = make(find("fedamp"), epochs=(1, 3))
     clients = federation()
     result = fedamp_jax.run(task, algorithm, clients, clients, rounds=3, seed=5, participation=0.5, progress=False)
     key = jax.random.key(5)
@@ -45,7 +41,7 @@ def test_run_is_the_loop_written_out():
 
 def test_same_seed_same_run():
     """Bit for bit; another seed is another run. Failed with keys drawn from the time."""
-    task, algorithm = make(entry("fedavg"), epochs=(1, 3))
+    task, algorithm = make(find("fedavg"), epochs=(1, 3))
     clients = federation()
     a, b, c = (
         fedamp_jax.run(task, algorithm, clients, clients, rounds=3, seed=s, drop_rate=0.25, progress=False)
@@ -59,7 +55,7 @@ def test_same_seed_same_run():
 
 def test_evaluations_are_recorded_when_asked_for():
     """Every third round and the last; Failed without the last round."""
-    task, algorithm = make(entry("separate"))
+    task, algorithm = make(find("separate"))
     clients = federation()
     seen = lambda info: {"online": float((info.epochs > 0).sum())}  # noqa: E731
     result = fedamp_jax.run(task, algorithm, clients, clients, rounds=7, evaluate_every=3, observe=seen, progress=False)
@@ -83,7 +79,7 @@ def test_evaluations_are_recorded_when_asked_for():
 def test_bad_arguments_are_named_before_anything_compiles(change, kind, message, tmp_path, monkeypatch):
     """Failed for `checkpoint_every` with a ZeroDivisionError after the first round."""
     monkeypatch.chdir(tmp_path)
-    task, algorithm = make(entry("separate"))
+    task, algorithm = make(find("separate"))
     clients = federation()
     with pytest.raises(kind, match=message):
         fedamp_jax.run(task, algorithm, clients, clients, **{"rounds": 2, "progress": False, **change})
@@ -113,7 +109,7 @@ def test_two_thousand_rounds_leave_nothing_behind(tmp_path):
     Checkpoints are part of it. Failed with all rounds' infos kept (arrays), and with a new jitted function per round
     (compilations).
     """
-    task, algorithm = make(entry("fedamp"), epochs=1)
+    task, algorithm = make(find("fedamp"), epochs=1)
     clients = federation()
     compiled, seen, began = [], [], time.monotonic()
 

@@ -1,6 +1,5 @@
 """Faulty clients harm nobody else and are named; files that nobody vouches for are refused."""
 
-import functools
 import os
 import pickle
 import zipfile
@@ -14,7 +13,7 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Solver, data, report
 from fedamp_jax.data import from_lists
-from tests.registry import CLASSES, ENTRIES, FEATURES, federation, make, run_rounds
+from tests.registry import CLASSES, ENTRIES, FEATURES, federation, find, made, make, one_after_the_other, run_rounds
 
 KEY = jax.random.key(7)
 BAD = 4
@@ -24,17 +23,7 @@ KINDS = [
 ]
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda e: e.name)
-def entry(request):
-    """One algorithm after the other, so that its tests share its compiled round."""
-    yield request.param
-    made.cache_clear()
-    jax.clear_caches()
-
-
-@functools.cache
-def made(entry):
-    return make(entry)
+entry = one_after_the_other(KINDS)
 
 
 def others(algorithm, state, clients):
@@ -135,7 +124,7 @@ def test_without_the_client_is_as_without_its_row():
 
     The others keep their ids, so they draw the same. Failed when keys followed positions.
     """
-    _, algorithm = make(next(e for e in ENTRIES if e.name == "fedavg"))
+    _, algorithm = make(find("fedavg"))
     clients = federation()
     rest = np.delete(np.arange(8), BAD)
     fewer = jax.tree.map(lambda a: a[rest], clients)
@@ -147,7 +136,7 @@ def test_without_the_client_is_as_without_its_row():
 
 def test_the_run_and_its_report_name_the_client():
     """`Run.rejected` counts rounds, results.json and report.html say who. Failed when only a total was kept."""
-    task, algorithm = make(next(e for e in ENTRIES if e.name == "fedavg"))
+    task, algorithm = make(find("fedavg"))
     clients = federation()
     result = fedamp_jax.run(task, algorithm, not_a_number(clients), clients, rounds=3, progress=False)
     assert result.rejected.tolist() == [0, 0, 0, 0, 3, 0, 0, 0]
@@ -168,7 +157,7 @@ def liar(key, client, trained):
 
 def lying(name):
     """The task and the method with one client that lies."""
-    return make(next(e for e in ENTRIES if e.name == name), corrupt=liar)
+    return make(find(name), corrupt=liar)
 
 
 @pytest.mark.parametrize("name", ["separate", "scaffold", "apfl"])
@@ -179,8 +168,7 @@ def test_what_is_corrupted_is_what_is_sent(name):
     """
     clients = federation()
     results = [
-        others(method, run_rounds(method, clients, 2)[0], clients)
-        for _, method in (made(next(e for e in ENTRIES if e.name == name)), lying(name))
+        others(method, run_rounds(method, clients, 2)[0], clients) for _, method in (made(find(name)), lying(name))
     ]
     assert (np.abs(results[0] - results[1]).max() > 1e-3) == (name != "separate")
 
@@ -203,7 +191,7 @@ def test_infinite_weights_are_rejected():
     def infinite_sender(key, client, trained):
         return jax.tree.map(lambda a: jnp.where(client.id == BAD, jnp.inf, a), trained)
 
-    _, averaged = make(next(e for e in ENTRIES if e.name == "fedavg"), corrupt=infinite_sender)
+    _, averaged = make(find("fedavg"), corrupt=infinite_sender)
     state, (info,) = run_rounds(averaged, federation(), 1)
     assert np.flatnonzero(info.rejected).tolist() == [BAD]
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(state))

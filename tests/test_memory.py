@@ -8,9 +8,9 @@ import pytest
 
 from fedamp_jax import driver, local, memory, sharding
 from fedamp_jax.memory import Need
-from tests.registry import ENTRIES, federation, make
+from tests.registry import federation, find, make
 
-FEDAMP = next(entry for entry in ENTRIES if entry.name == "fedamp")
+FEDAMP = find("fedamp")
 
 
 def two_rounds(algorithm, data):

@@ -10,7 +10,7 @@ import fedamp_jax
 from fedamp_jax import Solver, offload, stacked
 from fedamp_jax.plan import plan_offloaded
 from tests.miniature import command, read
-from tests.registry import ENTRIES, federation, make
+from tests.registry import ENTRIES, federation, find, make
 
 import common  # isort: skip
 import runner  # isort: skip
@@ -93,7 +93,7 @@ def test_one_program_for_all_rounds():
 
     Failed with a trace of its own for every round.
     """
-    _, algorithm = make(next(e for e in ENTRIES if e.name == "fedprox"))
+    _, algorithm = make(find("fedprox"))
     data = federation()
     with offload.use(jax.devices()[5]):
         state = algorithm.init(KEY, data)

@@ -25,7 +25,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Info, Task, Variables
-from tests.registry import CLASSES, ENTRIES, FEATURES, federation, make
+from tests.registry import CLASSES, FEATURES, federation, find, make
 
 ROOT = Path(__file__).parents[1]
 FACTOR = 10 if os.environ.get("NIGHTLY") else 1
@@ -35,7 +35,7 @@ ROUNDS = 40
 @functools.cache
 def made(name, **solver):
     """The same algorithm for the same name, which compiles once."""
-    return make(next(e for e in ENTRIES if e.name == name), **solver)
+    return make(find(name), **solver)
 
 
 def train(folder, rounds=ROUNDS, data=None, every=1, of=None, **options):
