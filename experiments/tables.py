@@ -12,7 +12,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import ablation
 import convergence
@@ -46,13 +46,15 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     out = ["## Dropped clients, participation, random epochs (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"]
     groups: dict[str, list[Row]] = {}
     for row in measured:
+        if row.run["experiment"] == "ablation":  # has a table of its own
+            continue
         own = row.run["settings"]
         plain = settings.PFLEGO_PARTICIPATION if row.run["experiment"] in ("degrees", "omniglot") else 1
         if own["drop_rate"] or own["participation"] != plain or own.get("epochs_range"):
             groups.setdefault(row.record.name, []).append(row)
     for name, group in groups.items():
-        columns = dict.fromkeys(_conditions(row) for row in group)
-        found = {(row.method, _conditions(row)): row for row in group}
+        columns = dict.fromkeys(_conditions(row.run["settings"]) for row in group)
+        found = {(row.method, _conditions(row.run["settings"])): row for row in group}
         body = []
         for method in dict.fromkeys(row.method for row in group):
             cells = [found.get((method, column)) for column in columns]
@@ -65,9 +67,8 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     return out if groups else [*out, "-"]
 
 
-def _conditions(row: Row) -> str:
-    """What sets a run apart from those of the tables, in words."""
-    own = row.run["settings"]
+def _conditions(own: dict[str, Any]) -> str:
+    """What sets a run of these settings apart from those of the tables, in words."""
     words = [settings.DEGREES[own["degree"]]] if own.get("degree") else []
     words += [f"{own['participation']:.0%} invited"] * (own["participation"] != 1)
     words += [f"{own['drop_rate']:.0%} dropped"] * bool(own["drop_rate"])
@@ -125,10 +126,11 @@ def decisions(record: Record) -> list[str]:
         found = [number((method.get(key) or [None])[-1]) for key in ("in_group_weight", "ari")]
         body.append([name, ablation.VARIANTS[name].text, number(method["bmta"]), gap, p, *found])
     own = content["settings"]
+    run = f"{own['model']}, {content['rounds']} rounds, sigma {own['sigma']:g}, {_conditions(own)}"
     text = (
-        f"{TITLES[content['dataset']]}, {own['model']}, {content['rounds']} rounds. BMTA in percent, its difference to "
-        "`base` and Wilcoxon's p of the last round; of the last round, too, the weight that clients give to others of "
-        "their group and the adjusted Rand index of the groups found from xi."
+        f"{TITLES[content['dataset']]}, {run}. BMTA in percent, its difference to `base` and Wilcoxon's p of the last "
+        "round; of the last round, too, the weight that clients give to others of their group and the adjusted Rand "
+        "index of the groups found from xi."
     )
     head = ["variant", "what is changed", "BMTA", "difference", "p", "in-group weight", "ARI"]
     return [f"## What FedAMP's open decisions are worth (run `{record.name}`)", text, table(head, body)]
@@ -154,7 +156,8 @@ def _run_line(row: Row) -> list[str]:
     entry = row.entry
     time = [number(entry["seconds"], ".1f"), number(entry.get("seconds_per_round"), ".3g")]
     rejected = str(len(entry.get("rejected") or {}))
-    return [row.method, _conditions(row), str(row.run["rounds"]), str(entry["best_round"]), *time, rejected]
+    setting = _conditions(row.run["settings"])
+    return [row.method, setting, str(row.run["rounds"]), str(entry["best_round"]), *time, rejected]
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:

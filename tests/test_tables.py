@@ -102,9 +102,10 @@ def test_faulty_clients():
 
 def test_decisions():
     """Differences are to `base`, whose own row has none. Failed with the sign turned round."""
-    found = record("a", "ablation", "digits", (("base", 90.0), ("mean", 88.5)), model="mlp")
+    found = record("a", "ablation", "digits", (("base", 90.0), ("mean", 88.5)), sigma=2.0, drop_rate=0.5)
     found.content["methods"]["mean"]["ari"] = [1.0, 0.25]
     text = page(found)
+    assert "digits, cnn, 90 rounds, sigma 2, 50% dropped. BMTA" in text and text.count("88.50") == 1
     assert "| base | as in `practical.py` | 90.00 | - | - | - | - |" in text
     assert "| 88.50 | -1.50 | 7.7e-06 | - | 0.25 |" in text, text
 
