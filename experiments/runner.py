@@ -334,10 +334,13 @@ def write_files(results: dict[str, Any], folder: Path, figures: Mapping[str, Fig
 
 
 def cache_compilations() -> None:
-    """Keep compiled programs between runs on accelerators, where compiling takes longest.
+    """Keep compiled programs between runs: from the second run on, most of the time before the first round is saved.
 
-    Not on CPUs: reading a stored CPU program back has crashed the process (jaxlib 0.10.2, segmentation fault).
+    In a folder for each machine, as a CPU's programs are made for its instructions. Not on a CPU with jax before 0.12:
+    reading a stored program back has crashed the process there (jaxlib 0.10.2, segmentation fault).
     """
-    if not jax.config.jax_compilation_cache_dir and jax.default_backend() != "cpu":
-        folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedamp_jax" / "compiled"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+    safe = jax.default_backend() != "cpu" or jax.__version_info__ >= (0, 12)
+    if safe and not jax.config.jax_compilation_cache_dir:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        jax.config.update("jax_compilation_cache_dir", str(cache / "fedamp_jax" / "compiled" / platform.node()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -7,6 +7,8 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # nor does a test read or write the user's compiled programs
+
 import jax
 import pytest
 

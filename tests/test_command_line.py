@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -118,3 +119,18 @@ def test_ablation_changes_one_decision(tmp_path, monkeypatch):
     others = np.array(found["mean"]["xi"])[~np.eye(20, dtype=bool)].reshape(20, 19)
     assert np.ptp(others, axis=1).max() < 1e-6 and np.ptp(np.array(fedamp["xi"])) > 0.1
     assert np.allclose(np.diag(found["self-half"]["xi"]), 0.5) and not np.allclose(np.diag(fedamp["xi"]), 0.5)
+
+
+@pytest.mark.parametrize(("backend", "version", "kept"), [
+    ("cpu", (0, 10, 2), False), ("cpu", (0, 12, 0), True), ("tpu", (0, 10, 2), True),
+])  # fmt: skip
+def test_compiled_programs_are_kept(backend, version, kept, tmp_path, monkeypatch):
+    """Where reading them back is safe, in the user's cache folder. Failed with the condition turned round."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "__version_info__", version)
+    found = {}
+    monkeypatch.setattr(jax.config, "update", found.__setitem__)
+    runner.cache_compilations()
+    assert ("jax_compilation_cache_dir" in found) == kept
+    assert all(str(tmp_path) in found[name] for name in found if name.endswith("dir"))
