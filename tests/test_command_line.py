@@ -108,16 +108,14 @@ def test_faulty_measures_the_honest(tmp_path, monkeypatch):
 def test_ablation_changes_one_decision(tmp_path, monkeypatch):
     """`base` is practical.py's FedAMP, and each variant differs from it in what it says.
 
-    Failed with every variant trained as `base`, and with sigma taken from another setting.
+    Failed with every variant trained as `base`.
     """
     short = ("--rounds", 2, "--epochs", 1)
-    command(monkeypatch, ablation.main, *short, "--methods", "base", "mean", "self-half", "--out", tmp_path / "a")
+    command(monkeypatch, ablation.main, *short, "--methods", "base", "self-half", "--out", tmp_path / "a")
     practical = lambda: common.main("practical", "practical")  # noqa: E731
     command(monkeypatch, practical, *short, "--methods", "FedAMP", "--out", tmp_path / "b")
     found, fedamp = read(tmp_path / "a")["methods"], read(tmp_path / "b")["methods"]["FedAMP"]
     assert found["base"]["accuracy"] == fedamp["accuracy"] and found["base"]["xi"] == fedamp["xi"]
-    others = np.array(found["mean"]["xi"])[~np.eye(20, dtype=bool)].reshape(20, 19)
-    assert np.ptp(others, axis=1).max() < 1e-6 and np.ptp(np.array(fedamp["xi"])) > 0.1
     assert np.allclose(np.diag(found["self-half"]["xi"]), 0.5) and not np.allclose(np.diag(fedamp["xi"]), 0.5)
 
 
@@ -129,6 +127,7 @@ def test_compiled_programs_are_kept(backend, version, kept, tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "__version_info__", version)
+    jax.config.update("jax_compilation_cache_dir", None)  # an experiment in this process may have set it
     found = {}
     monkeypatch.setattr(jax.config, "update", found.__setitem__)
     runner.cache_compilations()
