@@ -89,7 +89,10 @@ def p_table(found: dict[str, dict[str, Row]]) -> list[str]:
 
 def order(title: str, found: dict[str, Row]) -> str:
     """Whether FedAMP and HeurFedAMP are above all others, as the paper claims of the practical setting."""
-    others = [name for name in found if name in settings.PAPER_METHODS and name not in _OURS]
+    names = [name for name in found if name in settings.PAPER_METHODS and name not in _OURS]
+    rounds = {found[name].run["rounds"] for name in _OURS if name in found}
+    others = [name for name in names if {found[name].run["rounds"]} == rounds]
+    elsewhere = [name for name in names if name not in others]
     against, weak = [], []
     for ours in (name for name in _OURS if name in found):
         for name in others:
@@ -101,6 +104,7 @@ def order(title: str, found: dict[str, Row]) -> str:
                 weak.append(f"{name} (p = {number(p, '.2g')} against {ours})")
     missing = [name for name in settings.PAPER_METHODS if name not in found]
     scope = f" Not measured: {', '.join(missing)}." if missing else ""
+    scope += f" Of another number of rounds, and not compared: {', '.join(elsewhere)}." if elsewhere else ""
     if not others or not set(_OURS) & set(found):
         return f"- **{title}, order of methods:** too few methods measured.{scope}"
     if against:

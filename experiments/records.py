@@ -102,10 +102,10 @@ def of_paper(row: Row) -> bool:
 
 
 def p_value(a: Row, b: Row) -> float | None:
-    """Wilcoxon's p between two methods; None unless both were run on the same clients."""
+    """Wilcoxon's p between two methods; None unless both were run on the same clients for as many rounds."""
     keys = ("seed", "seeds", "degree", "clients", "labels", "rotations")
     same = all(a.run["settings"].get(k) == b.run["settings"].get(k) for k in keys)
-    same &= all(a.run[k] == b.run[k] for k in ("experiment", "dataset", "clients"))
+    same &= all(a.run[k] == b.run[k] for k in ("experiment", "dataset", "clients", "rounds"))
     return metrics.wilcoxon(a.entry["accuracy"], b.entry["accuracy"]) if same else None
 
 

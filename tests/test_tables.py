@@ -46,7 +46,8 @@ def page(*found):
 def test_tables_put_ours_beside_the_papers():
     """Difference and p in their cells, "-" for what is missing, and the verdict on the order of methods.
 
-    Failed with the difference turned round, with a p between different seeds, and with a verdict from their values.
+    Failed with the difference turned round, with a p between different seeds, with a verdict from their values, and
+    with one between different numbers of rounds.
     """
     good = record("a", methods=(("FedAvg", 80.0), ("FedAMP", 95.0), ("HeurFedAMP", 96.0)))
     text = page(good)
@@ -57,6 +58,8 @@ def test_tables_put_ours_beside_the_papers():
     assert "| FedAvg | < 0.0001 | < 0.0001 |" in text
     bad = record("b", dataset="emnist", methods=(("FedAvg", 97.0), ("FedAMP", 95.0)))
     assert "the paper's order does not hold: FedAvg is above FedAMP by 2.00 points" in page(bad)
+    short = record("c", methods=(("FedProx", 99.0),), rounds=9)
+    assert "Of another number of rounds, and not compared: FedProx." in page(good, short)
     a, b = records.rows([record("a", methods=(("FedAMP", 95.0),)), record("b", methods=(("FedAvg", 90.0),), seed=1)])
     assert records.p_value(a, b) is None and records.p_value(a, a) == 1.0
 
