@@ -98,7 +98,9 @@ def order(title: str, found: dict[str, Row]) -> str:
         for name in others:
             gap = found[ours].entry["bmta"] - found[name].entry["bmta"]
             p = p_value(found[ours], found[name])
-            if gap <= 0:
+            if abs(gap) < 0.005:
+                against.append(f"{name} is level with {ours} (p = {number(p, '.2g')})")
+            elif gap < 0:
                 against.append(f"{name} is above {ours} by {-gap:.2f} points (p = {number(p, '.2g')})")
             elif p is None or p >= 0.05:
                 weak.append(f"{name} (p = {number(p, '.2g')} against {ours})")

@@ -58,6 +58,8 @@ def test_tables_put_ours_beside_the_papers():
     assert "| FedAvg | < 0.0001 | < 0.0001 |" in text
     bad = record("b", dataset="emnist", methods=(("FedAvg", 97.0), ("FedAMP", 95.0)))
     assert "the paper's order does not hold: FedAvg is above FedAMP by 2.00 points" in page(bad)
+    level = record("d", methods=(("FedAvg", 95.0), ("FedAMP", 95.0)))
+    assert "does not hold: FedAvg is level with FedAMP (p = 1)" in page(level)
     short = record("c", methods=(("FedProx", 99.0),), rounds=9)
     assert "Of another number of rounds, and not compared: FedProx." in page(good, short)
     a, b = records.rows([record("a", methods=(("FedAMP", 95.0),)), record("b", methods=(("FedAvg", 90.0),), seed=1)])
