@@ -178,7 +178,8 @@ def replace(path: str | os.PathLike[str], content: bytes) -> Path:
     if jax.distributed.is_initialized() and jax.process_index() > 0:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{os.getpid()}-{path.name}")
+    # Not a name of this process: what a killed one left must be written over, not stay in the folder for good.
+    unfinished = path.with_name(f".unfinished-{path.name}")
     try:
         unfinished.write_bytes(content)
         os.replace(unfinished, path)

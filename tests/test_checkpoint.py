@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import threading
 
 import jax
@@ -169,6 +171,19 @@ def test_a_full_disk_leaves_results_whole(tmp_path):
     with full_disk(), pytest.raises(OSError, match="File too large"):
         report.write_json({"methods": list(range(1000))}, path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["results.json"]
+
+
+def test_what_a_killed_process_left_is_written_over(tmp_path):
+    """A process killed between writing and renaming leaves a file; the next to write `results.json` takes it away.
+
+    Failed when the unfinished file was named after the process.
+    """
+    path, die = tmp_path / "results.json", "import os; os.replace = lambda *names: os._exit(9);"
+    program = f"{die} from fedamp_jax import report; report.write_json(dict(a=1), {str(path)!r})"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    assert len(os.listdir(tmp_path)) == 1 and not path.exists()
+    report.write_json({"a": 2}, path)
+    assert os.listdir(tmp_path) == ["results.json"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
