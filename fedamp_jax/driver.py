@@ -216,6 +216,24 @@ def _check_shares(participation: float, drop_rate: float) -> None:
         raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate}")
 
 
+def _placed(
+    train: Data, test: Data, mesh: jax.sharding.Mesh | None, offload_to: jax.Device | None
+) -> tuple[int, Data, Data]:
+    """The number of clients, and their checked data: on the mesh, or in the host's memory, if `run` is to work so."""
+    from fedamp_jax.data import check_pair
+
+    if train.size.is_fully_addressable and test.size.is_fully_addressable:
+        check_pair(train, test)
+    m = sharding.count(train)
+    if mesh is not None:
+        train, test = sharding.shard(train, mesh), sharding.shard(test, mesh)
+    if offload_to is not None:
+        if sharding.mesh_of(train) is not None:
+            raise ValueError("offload_to is for one device: leave it out, or the mesh")
+        train, test = jax.device_put((train, test), offload.host())
+    return m, train, test
+
+
 def run(
     task: Task,
     algorithm: Algorithm,
@@ -287,22 +305,12 @@ def run(
     >>> result.accuracy.shape
     (2, 20)
     """
-    from fedamp_jax.data import check_pair
-
     checks.whole("rounds", rounds, low=1)
     checks.whole("evaluate_every", evaluate_every, low=1)
     checks.whole("checkpoint_every", checkpoint_every, low=1)
     _check_shares(participation, drop_rate)
-    if train.size.is_fully_addressable and test.size.is_fully_addressable:
-        check_pair(train, test)
     key = jax.random.key(seed)
-    m = sharding.count(train)
-    if mesh is not None:
-        train, test = sharding.shard(train, mesh), sharding.shard(test, mesh)
-    if offload_to is not None:
-        if sharding.mesh_of(train) is not None:
-            raise ValueError("offload_to is for one device: leave it out, or the mesh")
-        train, test = jax.device_put((train, test), offload.host())
+    m, train, test = _placed(train, test, mesh, offload_to)
 
     @jax.jit
     def online(k: Array, willing: Array) -> Array:
