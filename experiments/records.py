@@ -12,7 +12,8 @@ from fedamp_jax import metrics, report
 
 Method = dict[str, Any]
 _PAPER_MODEL = {"digits": "mlp", "cifar10": "resnet18", "cifar100": "resnet18"}  # cnn for all others
-_DIGITS = 4  # decimals of an accuracy in percent that a slimmed file keeps
+_DIGITS = 4  # decimals of an accuracy in percent, and of a weight, that a slimmed file keeps
+_LARGE = 32  # clients from which on a slimmed file does without xi, which would be nearly all of it
 
 
 class Record(NamedTuple):
@@ -112,7 +113,7 @@ def p_value(a: Row, b: Row) -> float | None:
 def slim(record: Record, folder: Path, note: str | None) -> Path:
     """Write what the tables need of a record as `<name>.json` into `folder`; returns the path.
 
-    xi matrices are left out, accuracies rounded, folders of this machine taken out of the command.
+    Large xi matrices are left out, accuracies rounded, folders of this machine taken out of the command.
 
     Args:
         record: the record.
@@ -122,7 +123,8 @@ def slim(record: Record, folder: Path, note: str | None) -> Path:
     content = json.loads(json.dumps(record.content))
     for part in content.get("parts", {"": content}).values():
         for name, entry in part.get("methods", {}).items():
-            part["methods"][name] = {key: _rounded(value) for key, value in entry.items() if key not in ("xi", "loss")}
+            unwanted = ("loss",) if len(entry.get("xi") or []) < _LARGE else ("loss", "xi")
+            part["methods"][name] = {key: _rounded(value) for key, value in entry.items() if key not in unwanted}
     command = re.sub(r" --out(=| )(\"[^\"]*\"|'[^']*'|\S+)", "", content["command"])
     content["command"] = re.sub(r"(--data-dir(?:=| ))(\"[^\"]*\"|'[^']*'|\S+)", r"\1DIR", command)
     content["command"] = re.sub(r"^python \S*/experiments/", "python experiments/", content["command"])

@@ -161,16 +161,20 @@ def _run_line(row: Row) -> list[str]:
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """A figure of every record that has one: panels of several settings, convergence of one."""
-    drawn = {}
+    """Every record's: panels of several settings; convergence of one, and the weights of so few clients as slim keeps."""
+    drawn: dict[str, Figure] = {}
     for record in records:
         content = record.content
         if content["experiment"] == "convergence":
             drawn[record.name] = convergence.draw(content)
         elif content["experiment"] == "faulty":
             drawn[record.name] = faulty.draw(content)
+        elif "parts" in content:
+            drawn[record.name] = plotting.panels(content)
         else:
-            drawn[record.name] = plotting.panels(content) if "parts" in content else plotting.convergence(content)
+            drawn[record.name] = plotting.convergence(content)
+            weights = plotting.xi_heatmap(content)
+            drawn |= {f"{record.name}-xi": weights} if weights else {}
     return drawn
 
 

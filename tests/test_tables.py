@@ -13,7 +13,7 @@ import settings  # isort: skip
 import tables  # isort: skip
 
 
-def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90, **changes):
+def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90, clients=20, **changes):
     own = {"seed": 0, "drop_rate": 0.0, "participation": 1.0, "epochs_range": None, "model": "cnn", "sigma": None}
     entries = {
         method: {
@@ -21,7 +21,7 @@ def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90,
             "best_round": 3,
             "accuracy": (bmta + np.arange(20.0)).tolist(),
             "seconds": 9.0,
-            "xi": [[1.0]],
+            "xi": np.eye(clients).tolist(),
             "loss": [0.1],
             "rounds": [1],
             "mean_accuracy": [bmta],
@@ -32,7 +32,7 @@ def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90,
         for method, bmta in methods
     }
     content = {
-        "experiment": experiment, "dataset": dataset, "settings": {**own, **changes}, "rounds": rounds, "clients": 20,
+        "experiment": experiment, "dataset": dataset, "settings": {**own, **changes}, "rounds": rounds, "clients": clients,
         "created": "2026", "command": "python /home/experiments/practical.py --data-dir '/home/my data' --out /tmp/x",
         "device": "cpu", "versions": {"jax": "0"}, "methods": entries, "wilcoxon": {},
     }  # fmt: skip
@@ -116,21 +116,23 @@ def test_decisions():
 
 
 def test_page_and_slim_files(tmp_path, monkeypatch):
-    """Slim copies lose xi and this machine's folders, keep what the tables need; the page is the same from both.
+    """Slim copies lose a large xi and this machine's folders, and keep what the page needs.
 
     Failed when the command kept its --data-dir, and when a quoted folder lost only its first word.
     """
     one = record("one", methods=(("FedAMP", 95.123456), ("FedAvg", 80.0)))
+    slim = records.slim(record("many", methods=(("FedAMP", 90.0),), clients=100), tmp_path, None)
+    assert "xi" not in json.loads(slim.read_text())["methods"]["FedAMP"]
     fedamp_jax.report.write_json(one.content, tmp_path / "one" / "results.json")
     command(monkeypatch, tables.main, tmp_path / "one", "--slim", tmp_path / "kept", "--note", "a split of its own")
     kept = json.loads((tmp_path / "kept" / "one.json").read_text())
     assert kept["command"] == "python experiments/practical.py --data-dir DIR"
-    assert "xi" not in kept["methods"]["FedAMP"] and kept["methods"]["FedAMP"]["bmta"] == 95.1235
+    assert kept["methods"]["FedAMP"]["bmta"] == 95.1235
     command(monkeypatch, tables.main, tmp_path / "kept" / "one.json", "--write", tmp_path / "docs" / "results.md")
     text = (tmp_path / "docs" / "results.md").read_text()
     assert "95.12 / 97.59 (-2.47)" in text and "a split of its own" in text and "/home" not in text
     assert (tmp_path / "docs" / "figures" / "one.png").stat().st_size > 5000
-    assert "figures/one.png" in text
+    assert "figures/one.png" in text and (tmp_path / "docs" / "figures" / "one-xi.png").stat().st_size > 5000
 
 
 def test_the_papers_values():
