@@ -161,7 +161,7 @@ def _run_line(row: Row) -> list[str]:
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """Every record's: panels of several settings; convergence of one, and the weights of so few clients as slim keeps."""
+    """Every record's: panels of several settings; of one run convergence, and xi where the file has it."""
     drawn: dict[str, Figure] = {}
     for record in records:
         content = record.content

@@ -41,9 +41,9 @@ _NOTES = {
         the groups found from the weights with the true ones (adjusted Rand index, 1: perfect). Dashed: chance.""",
     "Sensitivity to sigma": "What each value of sigma, the scale of the attention, leads to.",
     "results": """BMTA: best mean test accuracy, the highest mean over clients in any evaluated round; final: the mean
-        in the last round; s / round: seconds per round; rejected: clients that kept their previous model in some round
-        because their update was not finite. ±: standard deviation over seeds; of the last rounds, PFLEGO's score, the
-        95% confidence interval over clients.""",
+        in the last round; s / round: seconds per round; rejected, if anybody was: clients that kept their previous
+        model in some round because their update was not finite. ±: standard deviation over seeds; of the last rounds,
+        PFLEGO's score, the 95% confidence interval over clients.""",
     "wilcoxon": """Two-sided Wilcoxon signed-rank test over the clients' accuracies, and in brackets the points of BMTA
         by which the method of the column is above (+) or below (-) that of the row. * p below 0.0001, the level that
         the paper reports. Not corrected for the number of comparisons.""",
@@ -153,7 +153,9 @@ def table(results: Mapping[str, Any]) -> Table:
     title = Text(f"{results['experiment']} on {results['dataset']}")
     shown = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number, column in enumerate(head):
-        shown.add_column(column, justify="right" if number else "left", no_wrap=not number)
+        # Two lines of words above a column, as rich makes room in a narrow terminal by cutting numbers short.
+        words = "\n".join(column.rsplit(" ", 1))
+        shown.add_column(words, justify="right" if number else "left", no_wrap=not number)
     for number, row in enumerate(rows):
         shown.add_row(*map(Text, row), style="bold" if number == best else None)
     return shown
@@ -209,16 +211,18 @@ def _results_rows(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     methods = _plain(results["methods"], "methods")
     paper = any(method.get("paper") is not None for method in methods.values())
     scored = any(method.get("last_rounds") for method in methods.values())
+    someone = any(method.get("rejected") for method in methods.values())
     rows = []
     for name, method in methods.items():
         score, theirs = method.get("last_rounds") or {}, method.get("paper")
         shown = [_spread(method[key], method.get(f"{key}_std")) for key in ("bmta", "final")]
         last = [_spread(score.get("mean"), score.get("ci95"))] * scored
         beside = [_number(theirs), _gap(score.get("mean", method["bmta"]), theirs)] * paper
-        time, rejected = _number(method.get("seconds_per_round"), ".3g"), str(len(method.get("rejected") or {}))
-        rows.append([name, *shown, *last, *beside, str(method["best_round"]), time, rejected])
+        rejected = [str(len(method.get("rejected") or {}))] * someone
+        time = _number(method.get("seconds_per_round"), ".3g")
+        rows.append([name, *shown, *last, *beside, str(method["best_round"]), time, *rejected])
     between = ["last rounds (%)"] * scored + ["paper (%)", "ours - paper"] * paper
-    head = ["method", "BMTA (%)", "final (%)", *between, "best round", "s / round", "rejected"]
+    head = ["method", "BMTA (%)", "final (%)", *between, "best round", "s / round", *["rejected"] * someone]
     return head, rows, [*methods, _best(methods)].index(_best(methods))
 
 

@@ -242,15 +242,17 @@ def test_group_discovery_draws_chance(results):
 
 
 def test_terminal_table_fits_and_takes_names_literally(results):
-    """Fails if `[red]` is read as markup, or if a column is cut at 80 characters."""
+    """Fails if `[red]` is read as markup, or if a column is cut at 80 characters: so did headers of one line."""
     results["methods"]["Own [red]"] = method(70.0)
+    for entry in results["methods"].values():
+        entry["last_rounds"] = {"mean": 84.56, "ci95": 0.71}
     console = rich.console.Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report.table(results))
     console.file.close()
     text = console.export_text()
     assert "Own [red]" in text
     assert "…" not in text
-    assert "HeurFedAMP" in text
+    assert "HeurFedAMP" in text and text.count("84.56±0.71") == 5 and "rejected" in text
 
 
 def test_history(results, tmp_path):

@@ -32,9 +32,9 @@ def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90,
         for method, bmta in methods
     }
     content = {
-        "experiment": experiment, "dataset": dataset, "settings": {**own, **changes}, "rounds": rounds, "clients": clients,
+        "experiment": experiment, "dataset": dataset, "settings": {**own, **changes}, "rounds": rounds,
         "created": "2026", "command": "python /home/experiments/practical.py --data-dir '/home/my data' --out /tmp/x",
-        "device": "cpu", "versions": {"jax": "0"}, "methods": entries, "wilcoxon": {},
+        "clients": clients, "device": "cpu", "versions": {"jax": "0"}, "methods": entries, "wilcoxon": {},
     }  # fmt: skip
     return records.Record(name, content)
 
