@@ -46,12 +46,9 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     out = ["## Dropped clients, participation, random epochs (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"]
     groups: dict[str, list[Row]] = {}
     for row in measured:
-        if row.run["experiment"] == "ablation":  # has a table of its own
-            continue
-        own = row.run["settings"]
-        plain = settings.PFLEGO_PARTICIPATION if row.run["experiment"] in ("degrees", "omniglot") else 1
-        if own["drop_rate"] or own["participation"] != plain or own.get("epochs_range"):
-            groups.setdefault(row.record.name, []).append(row)
+        groups.setdefault(row.record.name, []).append(row)
+    # All of a run, once one of its parts is unlike the tables' runs; an ablation has a table of its own.
+    groups = {k: g for k, g in groups.items() if any(map(_special, g)) and g[0].run["experiment"] != "ablation"}
     for name, group in groups.items():
         columns = dict.fromkeys(_conditions(row.run["settings"]) for row in group)
         found = {(row.method, _conditions(row.run["settings"])): row for row in group}
@@ -67,10 +64,17 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     return out if groups else [*out, "-"]
 
 
+def _special(row: Row) -> bool:
+    """Whether a run has dropped clients, random epochs, or another participation than its paper's tables."""
+    own = row.run["settings"]
+    plain = settings.PFLEGO_PARTICIPATION if row.run["experiment"] in ("degrees", "omniglot") else 1
+    return bool(own["drop_rate"] or own["participation"] != plain or own.get("epochs_range"))
+
+
 def _conditions(own: dict[str, Any]) -> str:
     """What sets a run of these settings apart from those of the tables, in words."""
     words = [settings.DEGREES[own["degree"]]] if own.get("degree") else []
-    words += [f"{own['participation']:.0%} invited"] * (own["participation"] != 1)
+    words += [f"{own['participation']:.0%} invited"] * (own["participation"] != 1 or bool(words))
     words += [f"{own['drop_rate']:.0%} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
