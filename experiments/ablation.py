@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import command_line
 import common
 import numpy as np
-import optax
 import runner
 import settings
 from command_line import Unused
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Solver, Task
+from fedamp_jax import Algorithm, Task
 from fedamp_jax.data import Federation
 
 
@@ -66,8 +65,7 @@ def make_algorithms(options: Options, federation: Federation, task: Task) -> dic
     """FedAMP by the name of the variant."""
     m, train = len(federation.train.size), federation.train
     labels = [np.asarray(train.y[i, : train.size[i]]) for i in range(m)]
-    epochs = options.epochs_range or options.epochs
-    solver = Solver(optax.adam(options.learning_rate), epochs, options.batch_size, chunk=options.chunk)
+    solver = common.make_solver(options)
     own = settings.self_weights("practical", federation.groups, labels)
     base = {"sigma": options.sigma, "self_weight": own, "lam": settings.LAMBDA}
     return {

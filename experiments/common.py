@@ -43,6 +43,8 @@ class Options:
     """Adam's."""
     sgd_learning_rate: float = settings.SGD_LEARNING_RATE
     """Of SCAFFOLD and APFL, which have steps of their own."""
+    keep_optimizer: bool = False
+    """Keep Adam's moments from round to round. The paper does not tell; its clients start afresh here."""
     participation: float = 1.0
     """Share of the clients invited each round."""
     drop_rate: float = 0.0
@@ -124,12 +126,19 @@ def make_task(options: Options, federation: Federation) -> Task:
     return fedamp_jax.models.resnet18(classes, shape=shape, norm=options.norm)
 
 
+def make_solver(options: Options, corrupt: Callable[..., Any] | None = None) -> Solver:
+    """Local training with Adam; `corrupt` as in `Solver`."""
+    return Solver(
+        optax.adam(options.learning_rate), options.epochs_range or options.epochs, options.batch_size,
+        keep_optimizer=options.keep_optimizer, chunk=options.chunk, corrupt=corrupt,
+    )  # fmt: skip
+
+
 def make_algorithms(
     setting: str, options: Options, federation: Federation, task: Task, corrupt: Callable[..., Any] | None = None
 ) -> dict[str, Algorithm]:
     """Every method, in the order of the paper's tables and under its names; `corrupt` as in `Solver`."""
-    epochs = options.epochs_range or options.epochs
-    adam = Solver(optax.adam(options.learning_rate), epochs, options.batch_size, chunk=options.chunk, corrupt=corrupt)
+    adam = make_solver(options, corrupt)
     fedavg = fedamp_jax.fedavg(task, adam)
     fedprox = fedamp_jax.fedprox(task, adam, mu=settings.MU)
     tau = Solver(optax.sgd(settings.BETA), settings.TAU, options.batch_size, chunk=options.chunk, corrupt=corrupt)
@@ -187,7 +196,7 @@ def execute(experiment: str, setting: str, options: Options, folder: Path) -> di
     task = make_task(options, federation)
     algorithms = make_algorithms(setting, options, federation, task)
     paper = {}
-    if options.participation == 1 and options.drop_rate == 0 and options.epochs_range is None:  # as in Tables 1 to 3
+    if settings.as_in_tables(vars(options)):
         paper = {n: v for (s, d, n), v in settings.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
     results = runner.train_methods(experiment, options, folder, federation, task, algorithms, paper)
     figures = {}

@@ -91,9 +91,8 @@ def best(found: Sequence[Row]) -> dict[str, Row]:
 
 
 def undisturbed(row: Row) -> bool:
-    """Whether everybody takes part in every round with the same number of epochs, as in Tables 1 to 3."""
-    own = row.run["settings"]
-    return own["drop_rate"] == 0 and own["participation"] == 1 and own.get("epochs_range") is None
+    """Whether a run is one of Tables 1 to 3."""
+    return settings.as_in_tables(row.run["settings"])
 
 
 def of_paper(row: Row) -> bool:

@@ -3,6 +3,9 @@
 Sources: Huang et al. 2021, arXiv 2007.03797 ("FedAMP paper"), Tables 1 to 6 and Appendix C.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 # Names and order of the FedAMP paper's tables, then the other methods of the PFLEGO paper, oldest first.
@@ -12,6 +15,8 @@ PAPER_METHODS = ("Separate", "FedAvg", "FedProx", "FedAvg-FT", "FedProx-FT", "SC
 LEARNING_RATE = 1e-3  # Adam
 EPOCHS = 10
 BATCH_SIZE = 100
+# By option: what the paper leaves open, Adam's state, starts afresh in each round.
+LOCAL_STEPS = {"learning_rate": LEARNING_RATE, "epochs": EPOCHS, "batch_size": BATCH_SIZE, "keep_optimizer": False}
 ROUNDS = 90
 LAMBDA = 1.0
 MU = 1e-2  # FedProx: "i = 2 provided best performance for all"
@@ -138,6 +143,12 @@ def sigma(setting: str, dataset: str, method: str) -> float:
     if dataset == "digits":
         return DIGITS_SIGMA[setting][method]
     return PAPER_SIGMA[setting][method][_SETS.index(dataset) if dataset in _SETS else 0]
+
+
+def as_in_tables(own: Mapping[str, Any]) -> bool:
+    """Whether options are those of Tables 1 to 3: everybody takes part in every round, with the paper's local steps."""
+    steps = all(own.get(name, usual) == usual for name, usual in LOCAL_STEPS.items())
+    return steps and own["drop_rate"] == 0 and own["participation"] == 1 and own.get("epochs_range") is None
 
 
 def apfl_alpha(setting: str, dataset: str) -> float:

@@ -5,12 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import settings
-from common import Options
+from common import Options, make_solver
 
 import fedamp_jax
-from fedamp_jax import Solver, Task, metrics
+from fedamp_jax import Task, metrics
 from fedamp_jax.data import Federation
 
 
@@ -23,8 +22,7 @@ def sweep_sigma(setting: str, options: Options, federation: Federation, task: Ta
     train, test, groups = federation
     labels = [np.asarray(train.y[i, : train.size[i]]) for i in range(len(train.size))]
     own = settings.self_weights(setting, groups, labels)
-    solver = Solver(optax.adam(options.learning_rate), options.epochs_range or options.epochs, options.batch_size,
-                    chunk=options.chunk)  # fmt: skip
+    solver = make_solver(options)
     factories = {"FedAMP": fedamp_jax.fedamp, "HeurFedAMP": fedamp_jax.heurfedamp}
     rows = {}
     for method, factory in factories.items():

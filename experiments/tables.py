@@ -22,7 +22,7 @@ import settings
 import tyro
 from matplotlib.figure import Figure
 from paper_tables import TITLES, fedamp_table, number, pflego_tables, spread, table
-from records import Record, Row, read, rows, slim
+from records import Record, Row, of_paper, read, rows, slim, undisturbed
 
 from fedamp_jax import metrics, plotting
 
@@ -42,8 +42,8 @@ class Options:
 
 
 def other_runs(measured: Sequence[Row]) -> list[str]:
-    """Runs with dropped clients, partial participation or random epochs: BMTA by setting."""
-    out = ["## Dropped clients, participation, random epochs (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"]
+    """Runs with dropped clients, partial participation, random epochs or another local step: BMTA by setting."""
+    out = ["## Dropped clients, participation, other local steps (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"]
     groups: dict[str, list[Row]] = {}
     for row in measured:
         groups.setdefault(row.record.name, []).append(row)
@@ -65,10 +65,8 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
 
 
 def _special(row: Row) -> bool:
-    """Whether a run has dropped clients, random epochs, or another participation than its paper's tables."""
-    own = row.run["settings"]
-    plain = settings.PFLEGO_PARTICIPATION if row.run["experiment"] in ("degrees", "omniglot") else 1
-    return bool(own["drop_rate"] or own["participation"] != plain or own.get("epochs_range"))
+    """Whether a run has no place in its paper's tables."""
+    return not (of_paper if row.run["experiment"] in ("degrees", "omniglot") else undisturbed)(row)
 
 
 def _conditions(own: dict[str, Any]) -> str:
@@ -78,6 +76,7 @@ def _conditions(own: dict[str, Any]) -> str:
     words += [f"{own['drop_rate']:.0%} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
+    words += [f"{name} {own[name]}" for name, usual in settings.LOCAL_STEPS.items() if own.get(name, usual) != usual]
     return ", ".join(words) or "everybody"
 
 

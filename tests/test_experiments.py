@@ -13,6 +13,7 @@ import degrees  # isort: skip
 import omniglot  # isort: skip
 import parts  # isort: skip
 import runner  # isort: skip
+import settings  # isort: skip
 import tables  # isort: skip
 
 SHORT = ("--rounds", "2", "--epochs", "1")
@@ -123,6 +124,17 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
         "practical", "practical", common.variants_of(common.Command(dataset="mnist"), "practical")[0].options, tmp_path
     )
     assert seen[0] == {} and seen[1]["FedAMP"] == 97.59
+
+
+def test_local_steps_of_ones_own():
+    """Options of the local steps reach the solver, and such a run is none of the paper's tables.
+
+    Failed when `keep_optimizer` was not handed on, and when only the drop rate was looked at.
+    """
+    own = {"learning_rate": 0.5, "epochs_range": (1, 3), "batch_size": 7, "keep_optimizer": True, "chunk": 2}
+    solver = common.make_solver(common.Options(**own))
+    assert (solver.epochs, solver.batch_size, solver.keep_optimizer, solver.chunk) == ((1, 3), 7, True, 2)
+    assert settings.as_in_tables(vars(common.Options())) and not settings.as_in_tables(vars(common.Options(epochs=5)))
 
 
 def test_resume_goes_on_with_what_is_missing(tmp_path, monkeypatch):

@@ -67,16 +67,21 @@ def test_tables_put_ours_beside_the_papers():
 
 
 def test_tables_take_the_run_nearest_to_the_paper():
-    """The paper's model, then more rounds; runs with dropped clients stay out. Failed when the last file won."""
+    """The paper's model, then more rounds; runs with dropped clients or steps of their own stay out.
+
+    Failed when the last file won.
+    """
     runs = [
         record("full", methods=(("FedAMP", 91.0),), rounds=90),
         record("short", methods=(("FedAMP", 92.0),), rounds=10),
         record("mlp", methods=(("FedAMP", 93.0),), rounds=900, model="mlp"),
         record("dropped", methods=(("FedAMP", 94.0),), rounds=900, drop_rate=0.5),
+        record("fast", methods=(("FedAMP", 94.5),), rounds=900, learning_rate=0.1, epochs=10),
     ]
     text = page(*runs)
     assert "| FedAMP | 91.00 / 97.59" in text
     assert "| method | 50% dropped |" in text and "| FedAMP | 94.00 |" in text
+    assert "| method | learning_rate 0.1 |" in text and "| FedAMP | 94.50 |" in text
 
 
 def test_pflego_tables():
