@@ -164,7 +164,7 @@ def main() -> None:
     """The command line."""
     command = tyro.cli(Command, description=__doc__)
     if command.devices > 1:
-        jax.config.update("jax_num_cpu_devices", command.devices)
+        fedamp_jax.sharding.cut_cpu(command.devices)
     jax.config.update("jax_default_matmul_precision", None if command.precision == "default" else command.precision)
     rows = []
     for name in command.models:

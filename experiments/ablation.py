@@ -75,7 +75,7 @@ def make_algorithms(options: Options, federation: Federation, task: Task) -> dic
 
 def execute(options: Options, folder: Path) -> dict[str, Any]:
     """Train every chosen variant, writing results into `folder` after each one; returns the results."""
-    federation = fedamp_jax.data.federation(options.dataset, "practical", data_dir=options.data_dir, seed=options.seed)
+    federation = common.load(options, "practical")
     task = common.make_task(options, federation)
     algorithms = make_algorithms(options, federation, task)
     results = runner.train_methods("ablation", options, folder, federation, task, algorithms, {})

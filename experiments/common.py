@@ -116,6 +116,12 @@ def finish(options: Options, setting: str) -> Options:
     return options
 
 
+def load(options: Options, setting: str) -> Federation:
+    """The clients, in an order that gives every device like work."""
+    clients = fedamp_jax.data.federation(options.dataset, setting, data_dir=options.data_dir, seed=options.seed)
+    return fedamp_jax.data.dealt(clients)
+
+
 def make_task(options: Options, federation: Federation) -> Task:
     """The model for a data set's shape and classes."""
     classes, shape = int(federation.train.classes.max()), federation.train.x.shape[2:]
@@ -192,7 +198,7 @@ def variants_of(command: Command, setting: str) -> list[parts.Variant]:
 
 def execute(experiment: str, setting: str, options: Options, folder: Path) -> dict[str, Any]:
     """Train every chosen method, writing results into `folder` after each one; returns the results."""
-    federation = fedamp_jax.data.federation(options.dataset, setting, data_dir=options.data_dir, seed=options.seed)
+    federation = load(options, setting)
     task = make_task(options, federation)
     algorithms = make_algorithms(setting, options, federation, task)
     paper = {}

@@ -1,6 +1,7 @@
 """What every experiment shares: a run's folder, the loop over methods, its files, and errors on the command line."""
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -135,17 +136,11 @@ def remove(folder: Path) -> None:
 
 
 def use_devices(devices: int | None) -> None:
-    """Cut a CPU into `devices`, by default one for each core, up to 16.
-
-    Clients side by side on a core each are trained faster than one client by all cores (docs/performance.md). Nothing
-    happens where jax has looked at the CPU already, and in a process that others wait for.
-    """
+    """Cut a CPU into `devices`, by default one for each core; not in a process that others wait for."""
     if devices is not None:
         checks.whole("devices", devices, low=1)
     if not jax.distributed.is_initialized():
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", devices or min(cores, 16))
+        fedamp_jax.sharding.cut_cpu(devices)
 
 
 def mesh_for(options: Any) -> jax.sharding.Mesh | None:
@@ -269,7 +264,7 @@ def train_methods(
     jax.config.update("jax_default_matmul_precision", None if options.precision == "default" else options.precision)
     names = chosen(options.methods, algorithms)
     done = open_folder(folder, options, experiment)
-    groups = federation.groups
+    groups = None if federation.groups is None else federation.groups[np.argsort(federation.train.id)]
     results = {
         **describe_run(experiment, options),
         "clients": len(federation.train.size),
@@ -320,7 +315,14 @@ def train_one(
             checkpoint_every=options.checkpoint_every, mesh=mesh, offload_to=offload_to,
             fingerprint={"experiment": experiment, "method": name, **settings_of(options)},
         )  # fmt: skip
-    return result
+    return by_id(result, np.asarray(federation.train.id))
+
+
+def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:
+    """The result with clients in the order of their `ids [M]`, whatever the order of the rows that were trained."""
+    rows = np.argsort(ids)
+    xi = None if result.xi is None else result.xi[np.ix_(rows, rows)]
+    return dataclasses.replace(result, accuracy=result.accuracy[:, rows], rejected=result.rejected[rows], xi=xi)
 
 
 def write_files(results: dict[str, Any], folder: Path, figures: Mapping[str, Figure | None] | None = None) -> None:

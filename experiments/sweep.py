@@ -33,7 +33,8 @@ def sweep_sigma(setting: str, options: Options, federation: Federation, task: Ta
 
             def step(state, k):
                 key_online, key_round, key_use = jax.random.split(jax.random.fold_in(key, k), 3)
-                online = fedamp_jax.sample_online(key_online, len(labels), options.participation, options.drop_rate)
+                shares = options.participation, options.drop_rate
+                online = fedamp_jax.sample_online(key_online, len(labels), *shares, train.id)
                 state, info = algorithm.round(key_round, state, train._replace(online=online))
                 accuracy = fedamp_jax.evaluate(task, algorithm.personalize(key_use, state, train), test)
                 return state, (jnp.mean(accuracy), info.xi)

@@ -181,7 +181,9 @@ def _compiled_personal_accuracy(
     return evaluate(task, layout.placeless(algorithm.personalize)(key, state, train), test)
 
 
-def sample_online(key: Array, m: int, participation: float = 1.0, drop_rate: float = 0.0) -> Array:
+def sample_online(
+    key: Array, m: int, participation: float = 1.0, drop_rate: float = 0.0, ids: Array | None = None
+) -> Array:
     """Who takes part in a round: `participation` of the clients are invited, `drop_rate` of those drop out.
 
     Args:
@@ -189,6 +191,8 @@ def sample_online(key: Array, m: int, participation: float = 1.0, drop_rate: flo
         m: number of clients.
         participation: share in (0, 1]; a whole number of clients, at least one, drawn without replacement.
         drop_rate: share in [0, 1) of the invited that drop out, a whole number of clients.
+        ids: `[m]` int32, such as `data.id`: the draw follows them, so that it does not depend on the order of clients.
+            None: they increase.
 
     Returns:
         `[m]` bool.
@@ -203,8 +207,8 @@ def sample_online(key: Array, m: int, participation: float = 1.0, drop_rate: flo
     _check_shares(participation, drop_rate)
     invited = max(1, int(np.round(participation * m)))
     staying = invited - int(np.round(drop_rate * invited))
-    rank = jnp.argsort(jax.random.permutation(key, m))
-    return rank < staying
+    online = jnp.argsort(jax.random.permutation(key, m)) < staying
+    return online if ids is None else online[jnp.argsort(jnp.argsort(ids))]
 
 
 def _check_shares(participation: float, drop_rate: float) -> None:
@@ -313,8 +317,8 @@ def run(
     m, train, test = _placed(train, test, mesh, offload_to)
 
     @jax.jit
-    def online(k: Array, willing: Array) -> Array:
-        return willing & jnp.pad(sample_online(k, m, participation, drop_rate), (0, len(willing) - m))
+    def online(k: Array, willing: Array, ids: Array) -> Array:
+        return willing & jnp.pad(sample_online(k, m, participation, drop_rate, ids[:m]), (0, len(willing) - m))
 
     with offload.use(offload_to):
         state = sharding.init(algorithm, key, train)
@@ -337,7 +341,7 @@ def run(
         for k in range(done, rounds):
             began = time.perf_counter()
             key_online, key_round, key_use = jax.random.split(jax.random.fold_in(key, k), 3)
-            taking_part = train._replace(online=online(key_online, train.online))
+            taking_part = train._replace(online=online(key_online, train.online, train.id))
             result.state, info = round(algorithm, result.state, taking_part, key_round)
             info = sharding.trim(info, m)
             result.rejected += np.asarray(info.rejected)

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import jax
 
+from fedamp_jax import sharding
+
 GRACE = 10.0
 """Seconds that the others have to notice by themselves that a process died."""
 
@@ -132,7 +134,7 @@ def main() -> None:
     if options.parent is not None:
         threading.Thread(target=end_with, args=(options.parent,), daemon=True).start()
     if options.cpu_devices:
-        jax.config.update("jax_num_cpu_devices", options.cpu_devices)
+        sharding.cut_cpu(options.cpu_devices)
     given = {"coordinator_address": options.coordinator, "num_processes": options.of, "process_id": options.process_id}
     cluster = {name: value for name, value in given.items() if value is not None}
     join(options.script, options.arguments, options.heartbeat, **cluster)

@@ -207,3 +207,21 @@ def test_check_pair_refuses(make, args, options, message):
     data.check_pair(train, data.from_lists(X[::-1], Y[::-1]))
     with pytest.raises(ValueError, match=message):
         data.check_pair(train, make(*args, **options))
+
+
+def test_dealt_clients_are_like_work_for_every_device():
+    """Of 2 and 4 devices none has more than 1.05 times its share of MNIST's sizes; clients keep id, examples and group.
+
+    Failed in the order of the groups (1.4 and 1.6), and when the groups stayed where they were.
+    """
+    size = np.repeat([500, 400, 300, 200, 100], 20)
+    train = data.from_lists([np.full((n, 1), i) for i, n in enumerate(size)], [np.zeros(n, int) for n in size])
+    clients = data.dealt(data.Federation(train, train, np.repeat(np.arange(5), 20)))
+    for devices in (2, 4):
+        share = np.asarray(clients.train.size).reshape(devices, -1).sum(axis=1)
+        assert share.max() <= 1.05 * share.mean()
+    ids = np.asarray(clients.test.id)
+    assert sorted(ids) == list(range(100)) and (clients.groups == ids // 20).all()
+    assert (np.asarray(clients.train.x)[:, 0, 0] == ids).all() and (np.asarray(clients.train.size) == size[ids]).all()
+    alike = data.Federation(train._replace(size=np.full(100, 7)), train, None)
+    assert data.dealt(alike) is alike

@@ -39,6 +39,23 @@ def test_run_is_the_loop_written_out():
     np.testing.assert_array_equal(result.xi, info.xi)
 
 
+def test_the_order_of_the_clients_changes_nothing():
+    """Clients in another order take part in the same rounds and end where they did.
+
+    Failed when who takes part followed the rows and not `id`.
+    """
+    task, algorithm = make(find("fedamp"), epochs=(1, 3))
+    clients, order = federation(), np.array([3, 0, 7, 5, 1, 6, 2, 4])
+    moved = jax.tree.map(lambda a: a[order], clients)
+    a, b = (
+        fedamp_jax.run(task, algorithm, some, some, rounds=3, participation=0.5, drop_rate=0.25, progress=False)
+        for some in (clients, moved)
+    )
+    np.testing.assert_allclose(a.xi[np.ix_(order, order)], b.xi, atol=1e-5)
+    for x, y in zip(jax.tree.leaves(a.state.clients), jax.tree.leaves(b.state.clients)):
+        np.testing.assert_allclose(x[order], y, atol=1e-5)
+
+
 def test_same_seed_same_run():
     """Bit for bit; another seed is another run. Failed with keys drawn from the time."""
     task, algorithm = make(find("fedavg"), epochs=(1, 3))

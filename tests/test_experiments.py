@@ -137,6 +137,20 @@ def test_local_steps_of_ones_own():
     assert settings.as_in_tables(vars(common.Options())) and not settings.as_in_tables(vars(common.Options(epochs=5)))
 
 
+def test_results_list_clients_by_id():
+    """Whatever the order of the rows: accuracies, weights in both directions, and who was rejected.
+
+    Failed when xi's columns stayed where they were.
+    """
+    xi = np.arange(9.0).reshape(3, 3)
+    rows = fedamp_jax.Run(None, accuracy=np.array([[0.2, 0.0, 0.1]]), rejected=np.array([2, 0, 1]), xi=xi)
+    found = runner.by_id(rows, np.array([2, 0, 1]))
+    assert found.accuracy.tolist() == [[0.0, 0.1, 0.2]] and found.rejected.tolist() == [0, 1, 2]
+    assert found.xi.tolist() == [[4, 5, 3], [7, 8, 6], [1, 2, 0]]
+    clients = common.load(common.Options(), "practical")
+    assert clients.train.id[1] != 1 and clients.groups[1] == clients.train.id[1] // 4
+
+
 def test_resume_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     """Interrupted in the second part: --resume trains that one only, and the result is that of an undisturbed run.
 

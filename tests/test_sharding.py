@@ -1,5 +1,9 @@
 """Many devices: what is exchanged, that padding is nobody, and that no method's result notices."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +16,32 @@ from fedamp_jax.plan import collectives, plan
 from tests.registry import ENTRIES, federation, make, run_rounds, tiny_task
 
 KEY = jax.random.key(3)
+
+
+def test_cpu_devices_wait_for_each_other():
+    """A cut CPU has its devices, and flags that let them wait for each other; the user's own flags go before them.
+
+    Given a second's patience the process ends, so the flags are the right ones; jax ends at once if it knows them not.
+    Failed when the user's flags stood first, where XLA takes the last.
+    """
+    program = """
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from fedamp_jax import sharding
+sharding.cut_cpu(2)
+def uneven(steps):
+    done = jax.lax.fori_loop(0, steps[0], lambda i, a: jnp.sin(a) @ a, jnp.ones((300, 300)))
+    return jax.lax.psum(done.sum(), "clients")
+mesh = sharding.client_mesh(2)
+jax.jit(jax.shard_map(uneven, mesh=mesh, in_specs=P("clients"), out_specs=P()))(jnp.array([STEPS, 1]))
+"""
+    own = " ".join(f"--xla_cpu_collective_call_{kind}_timeout_seconds=1" for kind in ("warn_stuck", "terminate"))
+    for steps, flags, message in ((1, "", b""), (20_000, own, b"Termination timeout")):
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("STEPS", str(steps))],
+            env={**os.environ, "XLA_FLAGS": flags}, capture_output=True,
+        )  # fmt: skip
+        assert (done.returncode == 0) == (not message) and message in done.stderr, done.stderr
 
 
 def wide(m=16):

@@ -13,7 +13,7 @@ The usual road has three steps, and each one can be replaced by your own:
 """
 
 from fedamp_jax.data import partition
-from fedamp_jax.data.federations import SETTINGS, Federation, federation
+from fedamp_jax.data.federations import SETTINGS, Federation, dealt, federation
 from fedamp_jax.data.sources import NAMES, Omniglot, Source, load
 from fedamp_jax.data.stack import check_pair, from_indices, from_lists, from_table
 
@@ -24,6 +24,7 @@ __all__ = [
     "Omniglot",
     "Source",
     "check_pair",
+    "dealt",
     "federation",
     "from_indices",
     "from_lists",

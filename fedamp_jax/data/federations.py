@@ -68,3 +68,25 @@ def federation(
     test = from_indices(source.x_test, y_test, part.test, classes=source.classes)
     check_pair(train, test)
     return Federation(train, test, part.groups)
+
+
+def dealt(clients: Federation) -> Federation:
+    """The same clients in an order in which every consecutive share of them has about the same number of examples.
+
+    Each of several devices trains a consecutive share, and all wait for the last. The practical setting's groups stand
+    from the largest clients to the smallest, so that the first of two devices would have 70 % of MNIST's examples.
+    Clients keep their `id`, and with it their initial models, shuffles and epochs. If all are of one size, nothing
+    changes.
+
+    >>> clients = federation("digits")
+    >>> clients.train.size.tolist()[:8], dealt(clients).train.size.tolist()[:8]
+    ([70, 70, 70, 70, 60, 60, 60, 60], [70, 40, 60, 30, 50, 70, 40, 60])
+    """
+    size = np.asarray(clients.train.size)
+    if (size == size[0]).all():
+        return clients
+    rank = np.argsort(np.argsort(-size, kind="stable"))
+    # Multiples of the golden ratio, modulo 1, are spread evenly however many there are: so is each rank over the rows.
+    order = np.argsort(rank * (np.sqrt(5) - 1) / 2 % 1)
+    train, test = (Data(*(a[order] for a in data)) for data in clients[:2])
+    return Federation(train, test, None if clients.groups is None else clients.groups[order])
