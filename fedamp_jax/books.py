@@ -28,9 +28,9 @@ class Run:
 
     state: Any
     rounds: list[int] = dataclasses.field(default_factory=list)
-    accuracy: np.ndarray | None = None
+    accuracy: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), np.float32))
     loss: list[float] = dataclasses.field(default_factory=list)
-    rejected: np.ndarray | None = None
+    rejected: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
     observed: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     xi: np.ndarray | None = None
     seconds: float = 0.0

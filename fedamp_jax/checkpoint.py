@@ -92,7 +92,9 @@ class Checkpoints:
             return 0
         to = self._ocp.args
         with self._readable(done):
-            parts = self._manager.restore(done, args=to.Composite(books=to.JsonRestore(), fingerprint=to.JsonRestore()))
+            parts: Any = self._manager.restore(
+                done, args=to.Composite(books=to.JsonRestore(), fingerprint=to.JsonRestore())
+            )
         books, fresh = parts.books, jax.tree.leaves(result.state)
         shapes = self._refuse_other(parts.fingerprint, books, result)
         described = {name: d for name, d in books["arrays"].items() if d is not None}
@@ -100,7 +102,8 @@ class Checkpoints:
         like |= {f"state{i}": _like(a, shape) for i, (a, shape) in enumerate(zip(fresh, shapes))}
         wanted = to.StandardRestore({name: a for name, a in like.items() if np.prod(a.shape)})
         with self._readable(done):
-            read = {**like, **self._manager.restore(done, args=to.Composite(arrays=wanted)).arrays}
+            found: Any = self._manager.restore(done, args=to.Composite(arrays=wanted))
+        read = {**like, **found.arrays}
         m = len(result.rejected)
         placed = [_placed(read[f"state{i}"], a, m) for i, a in enumerate(fresh)]
         result.state = jax.tree.unflatten(jax.tree.structure(result.state), placed)
@@ -189,7 +192,7 @@ def describe(data: Data, m: int) -> str:
     for name, a in data._asdict().items():
         digest.update(f"{name} {a.dtype} {a.shape[1:]}".encode())
         if getattr(a, "is_fully_addressable", True):  # of what lies on other hosts, only the shape
-            digest.update(np.ascontiguousarray(np.asarray(a)[:m]))
+            digest.update(np.ascontiguousarray(np.asarray(a)[:m]))  # pyright: ignore[reportArgumentType]
             total += int(np.asarray(a).sum()) if name == "size" else 0
     return f"{m} clients, {total} examples, digest {digest.hexdigest()}"
 

@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedamp_jax.types import Array
 
 
 def _concrete(value: Any) -> np.ndarray | None:
     """The numbers in `value`, or None if it is a tracer or a schedule."""
-    return None if isinstance(value, jax.core.Tracer) or callable(value) else np.asarray(value)
+    return None if isinstance(value, Tracer) or callable(value) else np.asarray(value)
 
 
 def number(name: str, value: Any, *, low: float, high: float = np.inf, strict: bool = True) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedamp_jax import books, checks, layout, memory, offload, sharding
 from fedamp_jax.books import Run
 from fedamp_jax.checkpoint import describe, opened
 from fedamp_jax.interrupt import StopOnSignal, Stopped
 from fedamp_jax.local import chunk_size, fitting
-from fedamp_jax.types import Algorithm, Array, Data, Info, Task, Variables
+from fedamp_jax.types import Algorithm, Array, Data, Device, Info, Task, Variables
 
 # Evaluated at once, of one client and of all: bounds the memory of activations.
 _EXAMPLES, _TOGETHER = 256, 4096
@@ -55,7 +56,7 @@ def _need_of(algorithm: Algorithm, *args: Any) -> memory.Need:
 def _fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> contextlib.AbstractContextManager:
     """The context of a round of which no device trains more clients side by side than its memory holds."""
     room = memory.room()
-    if room is None or any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((state, data, key))):
+    if room is None or any(isinstance(a, Tracer) for a in jax.tree.leaves((state, data, key))):
         return contextlib.nullcontext()
     mesh = layout.active()
     clients = data.y.shape[0] // (mesh.size if mesh else 1)
@@ -221,7 +222,7 @@ def _check_shares(participation: float, drop_rate: float) -> None:
 
 
 def _placed(
-    train: Data, test: Data, mesh: jax.sharding.Mesh | None, offload_to: jax.Device | None
+    train: Data, test: Data, mesh: jax.sharding.Mesh | None, offload_to: Device | None
 ) -> tuple[int, Data, Data]:
     """The number of clients, and their checked data: on the mesh, or in the host's memory, if `run` is to work so."""
     from fedamp_jax.data import check_pair
@@ -256,7 +257,7 @@ def run(
     checkpoint_every: int = 10,
     fingerprint: dict[str, Any] | None = None,
     mesh: jax.sharding.Mesh | None = None,
-    offload_to: jax.Device | None = None,
+    offload_to: Device | None = None,
 ) -> Run:
     """Train for `rounds` rounds and evaluate the personal models.
 
@@ -345,15 +346,15 @@ def run(
             result.state, info = round(algorithm, result.state, taking_part, key_round)
             info = sharding.trim(info, m)
             result.rejected += np.asarray(info.rejected)
-            note = ""
+            note: dict[str, Any] = {}
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
                 accuracy = np.asarray(_personal_accuracy(task, algorithm, key_use, result.state, train, test))[:m]
                 books.record(result, k + 1, accuracy, info, observe)
-                note = f"{100 * accuracy.mean():.2f} %"
+                note = {"note": f"{100 * accuracy.mean():.2f} %"}
             took = time.perf_counter() - began
             result.seconds += took
             result.first_seconds = result.first_seconds or took
-            bar.update(line, advance=1, **({"note": note} if note else {}))
+            bar.update(line, advance=1, **note)
             if saved and (asked.signal or (k + 1) % checkpoint_every == 0 or k + 1 == rounds):
                 saved.save(k + 1, result)
             if asked.signal:

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -40,7 +41,7 @@ def end_with(parent: int) -> None:
     os._exit(1)
 
 
-def join(script: str, arguments: list[str], heartbeat: int, **cluster: object) -> None:
+def join(script: str, arguments: list[str], heartbeat: int, **cluster: Any) -> None:
     """Be one of the processes: find the others, then run the script as `python script arguments` would.
 
     Args:

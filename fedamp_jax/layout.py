@@ -40,7 +40,7 @@ def active() -> Mesh | None:
 
 
 def _constrain(a: Array, *spec: str | None) -> Array:
-    return jax.lax.with_sharding_constraint(a, NamedSharding(active(), P(*spec)))
+    return jax.lax.with_sharding_constraint(a, NamedSharding(_in_use.value, P(*spec)))
 
 
 def placeless(fn: Callable[..., Any]) -> Callable[..., Any]:

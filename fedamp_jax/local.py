@@ -66,7 +66,8 @@ class Solver:
         if isinstance(self.epochs, (tuple, list)):
             if len(self.epochs) != 2:
                 raise ValueError(f"epochs must be a number or a pair (low, high), got {self.epochs!r}")
-            return tuple(self.epochs)
+            low, high = self.epochs
+            return low, high
         return self.epochs, self.epochs
 
     @property
@@ -274,8 +275,9 @@ def solve(
         (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(
             trained, stats, batch, jax.random.fold_in(key_steps, t)
         )
-        if center is not None:
-            grads = jax.tree.map(lambda g, w, c: g + prox.weight * (w - c), grads, trained, center)
+        if prox is not None:
+            weight = prox.weight
+            grads = jax.tree.map(lambda g, w, c: g + weight * (w - c), grads, trained, center)
         if shift is not None:
             grads = jax.tree.map(jnp.add, grads, shift)
         with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer count

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -21,7 +21,7 @@ class Need(NamedTuple):
 
 def need(program: jax.stages.Compiled) -> Need:
     """What XLA planned for the program. Outputs that overwrite an argument are counted with it."""
-    used = program.memory_analysis()
+    used: Any = program.memory_analysis()
     working = used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
     return Need(used.argument_size_in_bytes, working)
 

@@ -97,7 +97,8 @@ def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
     level[order] = 1 + np.concatenate([[0], np.cumsum(np.diff(np.abs(difference)[order]) > tolerance)])
     if level.max() == difference.size or difference.size > 13:
         method = "auto" if level.max() == difference.size else "asymptotic"
-        return float(stats.wilcoxon(np.sign(difference) * level, method=method).pvalue)
+        found: Any = stats.wilcoxon(np.sign(difference) * level, method=method)
+        return float(found.pvalue)
     # Ties, and few sign patterns: enumerate them, as scipy's wilcoxon would too, but with the ranks given once.
     signed = np.sign(difference) * stats.rankdata(level)
     test = stats.permutation_test((signed,), np.sum, permutation_type="samples", vectorized=True, n_resamples=2**14)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 
-from fedamp_jax.types import Array, PyTree
+from fedamp_jax.types import Array, Device, PyTree
 
 BLOCK_BYTES = 1 << 28
 """So much of all clients' parameters is sent at once to be mixed or compared."""
@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 28
 _in_use = jax.make_user_context(None)
 
 
-def host() -> jax.Device:
+def host() -> Device:
     """The device that stands for this machine's memory.
 
     >>> host().platform
@@ -34,7 +34,7 @@ def host() -> jax.Device:
 
 
 @contextlib.contextmanager
-def use(device: jax.Device | None) -> Iterator[None]:
+def use(device: Device | None) -> Iterator[None]:
     """The context in which `fedamp_jax.round` and `evaluate` keep to the host's memory and send pieces to `device`.
 
     State and data must have been made in it, or put on `host()`. None changes nothing.
@@ -54,7 +54,7 @@ def use(device: jax.Device | None) -> Iterator[None]:
         yield
 
 
-def active() -> jax.Device | None:
+def active() -> Device | None:
     """The device that pieces are sent to; None if nothing is kept in the host's memory."""
     return _in_use.value
 
@@ -89,7 +89,8 @@ def most(parameters: int) -> int | None:
     Start, centre, gradients, an optimizer's moments and the result are as large again each, the next chunk waits beside
     it, and the rest is for activations. None where no device is in use, or where it does not tell its memory, as a CPU.
     """
-    memory = (active().memory_stats() or {}).get("bytes_limit") if active() is not None else None
+    device = active()
+    memory = None if device is None else (device.memory_stats() or {}).get("bytes_limit")
     return None if memory is None else max(1, memory // 16 // (4 * parameters))
 
 
@@ -138,7 +139,7 @@ def summed_over_columns(fn: Callable[[Array, Array], Array], fixed: Array, tree:
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(jaxpr: Any) -> Callable[..., list[Array]]:
+def compiled(jaxpr: Any) -> Any:
     """A traced piece as a jitted function of `(consts, rows)`."""
     return jax.jit(lambda consts, rows: jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*rows))
 
@@ -169,8 +170,8 @@ def _on_rows(work: Array, *arrays: Array, jaxpr: Any, chunk: int) -> list[Array]
     count = len(jaxpr.constvars)
     consts, leaves = jax.device_put(arrays[:count], active()), arrays[count:]
     new = [np.array(a) for a in leaves[: len(jaxpr.outvars)]]
-    work = np.asarray(work)
-    order = np.argsort(-work, kind="stable")[: np.count_nonzero(work)]
+    amounts = np.asarray(work)
+    order = np.argsort(-amounts, kind="stable")[: np.count_nonzero(amounts)]
 
     def compute(rows: np.ndarray) -> list[Array]:
         full = np.resize(rows, chunk)  # the last chunk is filled up with rows that it has already
@@ -208,7 +209,7 @@ def _on_columns(fixed: Array, *leaves: Array, fn: Callable[..., Array], add: boo
     return _to_host(new if add else [a.reshape(leaf.shape) for a, leaf in zip(new, leaves)])
 
 
-def _to_host(arrays: list[np.ndarray]) -> list[Array]:
+def _to_host(arrays: list[Any]) -> list[Array]:
     """NumPy's arrays as JAX's, each copied and let go before the next."""
     for i in range(len(arrays)):
         arrays[i] = jax.device_put(arrays[i], host())

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fedamp_jax import driver, layout, memory, offload, sharding
-from fedamp_jax.types import Algorithm, Data
+from fedamp_jax.types import Algorithm, Data, Device
 
 _COLLECTIVES = "(?:ragged-)?all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|collective-broadcast"
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -78,7 +78,8 @@ def plan(algorithm: Algorithm, data: Data, mesh: Mesh | None = None) -> Plan:
         where = None if mesh is None else NamedSharding(mesh, P(layout.AXIS) if split else P())
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
 
-    longer = Data(*(placed(jax.ShapeDtypeStruct((m, *a.shape[1:]), a.dtype), True) for a in data))
+    shapes: list[Any] = [placed(jax.ShapeDtypeStruct((m, *a.shape[1:]), a.dtype), True) for a in data]
+    longer = Data(*shapes)
     with layout.use(mesh):
         state = jax.eval_shape(algorithm.init, key, longer)
         state = jax.tree.map(lambda a: placed(a, bool(a.ndim) and a.shape[0] == m), state)
@@ -89,7 +90,7 @@ def plan(algorithm: Algorithm, data: Data, mesh: Mesh | None = None) -> Plan:
         _held(state),
         _held(longer),
         memory.need(program).working,
-        collectives(program.as_text()),
+        collectives(program.as_text() or ""),
     )
 
 
@@ -115,7 +116,7 @@ class OffloadPlan(NamedTuple):
         )
 
 
-def plan_offloaded(algorithm: Algorithm, data: Data, device: jax.Device) -> OffloadPlan:
+def plan_offloaded(algorithm: Algorithm, data: Data, device: Device) -> OffloadPlan:
     """Trace a round for `fedamp_jax.offload` and compile its pieces, without running it.
 
     Args:
@@ -156,7 +157,7 @@ def plan_offloaded(algorithm: Algorithm, data: Data, device: jax.Device) -> Offl
     return OffloadPlan(host, largest, sent, returned)
 
 
-def _piece(eqn: Any, device: jax.Device) -> int:
+def _piece(eqn: Any, device: Device) -> int:
     """Bytes on the device for one of the pieces of work that an equation sends there."""
     if eqn.primitive is offload.columns_p:
         fixed, *leaves = (v.aval for v in eqn.invars)
@@ -189,7 +190,7 @@ def collectives(program: str) -> dict[str, list[int]]:
 
 def _width(dtype: str) -> int:
     """Bits of one number of an XLA type; a `pred` takes a byte."""
-    return 8 if dtype == "pred" else int(_BITS.search(dtype).group())
+    return 8 if dtype == "pred" else int(_BITS.findall(dtype)[0])
 
 
 def _held(tree: Any) -> int:
@@ -199,7 +200,7 @@ def _held(tree: Any) -> int:
     return sum(int(np.prod(shape)) * jnp.dtype(a.dtype).itemsize for shape, a in zip(shards, leaves))
 
 
-def _size(number: int) -> str:
+def _size(number: float) -> str:
     """Such as `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024 or unit == "GiB":

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -134,8 +135,8 @@ def from_owned(mine: Data, mesh: Mesh, m: int) -> Data:
 def mesh_of(tree: Any) -> Mesh | None:
     """The mesh of several devices that an array of the tree is spread over; None if there is none, or under a trace."""
     for a in jax.tree.leaves(tree):
-        if isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer) and isinstance(a.sharding, NamedSharding):
-            mesh = a.sharding.mesh
+        if isinstance(a, jax.Array) and not isinstance(a, Tracer) and isinstance(a.sharding, NamedSharding):
+            mesh: Any = a.sharding.mesh
             if AXIS in mesh.axis_names and mesh.size > 1:
                 return mesh
     return None

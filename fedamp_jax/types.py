@@ -5,11 +5,12 @@ Axis letters, used after every array field and in every docstring:
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 Array = jax.Array
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib tells no types
 PyTree = Any
 
 

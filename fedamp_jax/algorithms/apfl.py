@@ -55,7 +55,7 @@ def _both(task: Task) -> Task:
 def _projected_sgd(rate: Array) -> optax.GradientTransformation:
     """SGD that keeps alpha, the last leaf, within [0, 1]."""
 
-    def stay_inside(updates, params):
+    def stay_inside(updates: Any, params: Any) -> Any:
         w, v, alpha = updates
         if alpha is not None:
             alpha = jnp.clip(params[2] + alpha, 0.0, 1.0) - params[2]

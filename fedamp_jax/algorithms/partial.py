@@ -127,18 +127,17 @@ def shared_body(
         head = head_mask(task, begin.params)
 
         def local(key, client, epochs, mine):
-            variables, optimizer, loss = mine.variables, mine.optimizer, jnp.zeros(())
+            result, loss = mine, jnp.zeros(())
             for number, phase in enumerate(phases):
                 key_phase = jax.random.fold_in(key, number) if len(phases) > 1 else key
                 last = number == len(phases) - 1  # the only phase whose optimizer may be kept
                 own = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
                 passes = epochs if phase.solver is None else draw_epochs(own, key_phase[None], epochs[None] > 0)[0]
                 result, loss = solve(
-                    task, own, key_phase, phase.data(key, client) if phase.data else client, variables, epochs=passes,
-                    k=state.round, trainable=mask_of(phase.part, head), optimizer_state=optimizer,
+                    task, own, key_phase, phase.data(key, client) if phase.data else client, result.variables,
+                    epochs=passes, k=state.round, trainable=mask_of(phase.part, head), optimizer_state=mine.optimizer,
                 )  # fmt: skip
-                variables = result.variables
-            return Local(variables, result.optimizer), loss
+            return result, loss
 
         sent, info = for_each_client(solver, key, data, local, Local(begin, state.optimizer))
         heads, bodies = split(sent.variables.params, head)

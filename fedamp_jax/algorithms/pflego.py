@@ -1,6 +1,7 @@
 """PFLEGO (Nikoloutsopoulos et al. 2023, Algorithm 1): exact SGD on personal heads over a shared body."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,11 +32,11 @@ class PFLEGOState(NamedTuple):
     server: PyTree
 
 
-def _features(task: Task, solver: Solver, key: Array, client: Data, start: Variables) -> Array:
+def _features(features: Callable, solver: Solver, key: Array, client: Data, start: Variables) -> Array:
     """The body's features of all of ONE client's data, `[N, ...]`, in one pass."""
 
     def of(batch: Batch) -> Array:
-        return task.features(start, batch, key)[0]
+        return features(start, batch, key)[0]
 
     def fold(batch: Batch, rows: Array, phi: Array) -> Array:
         return phi.at[rows].set(of(batch), mode="drop")
@@ -53,13 +54,14 @@ def head_steps(
     Where the task has `features`, the data pass through the body once, whatever the number of steps.
     """
     own, body = split(start.params, head)
-    if task.features is None:
+    features, head_loss = task.features, task.head_loss
+    if features is None or head_loss is None:
         on_features, loss = client, lambda variables, batch: task.loss(variables, batch, key)[0]
     else:
-        on_features = client._replace(x=_features(task, solver, key, client, start))
+        on_features = client._replace(x=_features(features, solver, key, client, start))
 
         def loss(variables, batch):
-            return task.head_loss(variables, batch.x, batch)
+            return head_loss(variables, batch.x, batch)
 
     def step(_: Array, own: PyTree) -> PyTree:
         def fold(batch: Batch, rows: Array, total: PyTree) -> PyTree:

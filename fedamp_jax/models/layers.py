@@ -77,7 +77,7 @@ def conv_general_dilated(
     checks.choice("lowering", lowering, LOWERINGS)
     if lowering == "auto":
         lowering = "loop" if jax.default_backend() == "cpu" else "patches"
-    strides, given = tuple(window_strides), (lhs_dilation, rhs_dilation)
+    strides, given, pads = tuple(window_strides), (lhs_dilation, rhs_dilation), ()
     special = (
         lhs.ndim == 4
         and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)

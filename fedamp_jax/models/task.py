@@ -117,7 +117,7 @@ class _Module:
     def init(self, key: Array) -> dict[str, Any]:
         x = self.example()
         keywords = self.keywords("__call__", False, jnp.ones(1, bool))
-        return self.model.init({"params": key, "dropout": key}, to_float(x), **keywords)
+        return dict(self.model.init({"params": key, "dropout": key}, to_float(x), **keywords))
 
     def input(self, x: Array) -> Array:
         """Checks the shape while tracing: a broadcast deep inside a network names nothing that the user wrote."""
@@ -131,7 +131,8 @@ class _Module:
     def predict(self, variables: Variables, x: Array) -> Array:
         x = self.input(x)
         keywords = self.keywords("__call__", False, jnp.ones(x.shape[0], bool))
-        return self.model.apply(_collections(variables), x, **keywords).astype(jnp.float32)
+        logits: Any = self.model.apply(_collections(variables), x, **keywords)
+        return logits.astype(jnp.float32)
 
     def train(self, variables: Variables, batch: Batch, key: Array, method: str) -> tuple[Array, PyTree]:
         # Zero rows in place of padding: past this line no NaN exists that a backward pass could multiply by 0.
@@ -241,7 +242,8 @@ def from_linen(
 
     def head_loss(variables: Variables, features: Array, batch: Batch) -> Array:
         rows = keep_rows(features, batch.mask)
-        return cross_entropy(model.apply(_collections(variables), rows, method="logits"), batch)
+        logits: Any = model.apply(_collections(variables), rows, method="logits")
+        return cross_entropy(logits, batch)
 
     cut = isinstance(model, Classifier)
     return Task(
