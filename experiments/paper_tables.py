@@ -14,6 +14,7 @@ _SETTINGS = {
     "pathological": ("Table 2", "pathological"),
     "practical": ("Table 3", "practical"),
 }
+_PAPER = ("mnist", "fashion_mnist", "emnist", "cifar100")
 _OURS = ("FedAMP", "HeurFedAMP")
 _FAR = 2.0  # points of difference from the paper that want an explanation
 
@@ -47,44 +48,52 @@ def cell(
 def fedamp_table(setting: str, measured: Sequence[Row]) -> list[str]:
     """One of Tables 1 to 3: BMTA, p-values, and what stands out."""
     kept = [row for row in measured if row.run["experiment"] == setting and undisturbed(row)]
-    sets = [d for d in TITLES if any(row.run["dataset"] == d for row in kept)]
-    found = {d: best([row for row in kept if row.run["dataset"] == d]) for d in sets}
-    of_the_paper = dict.fromkeys([*sets, "mnist", "fashion_mnist", "emnist", "cifar100"])
-    columns = [d for d in TITLES if d in of_the_paper]
+    columns: dict[str, str] = {}  # data set by title; one for each model that was measured
+    found: dict[str, dict[str, Row]] = {}
+    for d in TITLES:
+        of = [row for row in kept if row.run["dataset"] == d]
+        models = list(dict.fromkeys(row.run["settings"]["model"] for row in of))
+        for model in models:
+            title = f"{TITLES[d]}, {model}" if len(models) > 1 else TITLES[d]
+            columns[title] = d
+            found[title] = best([row for row in of if row.run["settings"]["model"] == model])
+        if not models and d in _PAPER:
+            columns[TITLES[d]] = d
     others = dict.fromkeys(row.method for row in kept if row.method not in settings.PAPER_METHODS)
     body = []
     for name in (*settings.PAPER_METHODS, *others):
         line = [name]
-        for d in columns:
-            entry = found[d][name].entry if name in found.get(d, {}) else {}
+        for title, d in columns.items():
+            entry = found[title][name].entry if name in found.get(title, {}) else {}
             theirs = settings.PAPER_BMTA.get((setting, d, name))
             line.append(cell(entry.get("bmta"), theirs, entry.get("bmta_std")))
         body.append(line)
-    title, word = _SETTINGS[setting]
-    out = [f"## FedAMP paper, {title}: {word} setting", "BMTA in percent: ours / the paper's (difference)."]
-    out.append(table(["method", *(TITLES[d] for d in columns)], body))
+    number_of, word = _SETTINGS[setting]
+    out = [f"## FedAMP paper, {number_of}: {word} setting", "BMTA in percent: ours / the paper's (difference)."]
+    out.append(table(["method", *columns], body))
     out += p_table(found)
-    out += [sources(TITLES[d], found[d]) for d in sets]
+    out += [sources(title, found[title]) for title in found]
     if setting == "practical":
-        out += [order(TITLES[d], found[d]) for d in sets]
+        out += [order(title, found[title]) for title in found]
     return out + far(setting, found)
 
 
 def p_table(found: dict[str, dict[str, Row]]) -> list[str]:
     """p-values of every method against FedAMP and HeurFedAMP."""
-    pairs = [(d, ours) for d in found for ours in _OURS if ours in found[d]]
+    pairs = [(title, ours) for title in found for ours in _OURS if ours in found[title]]
     if not pairs:
         return []
-    names = dict.fromkeys(name for d in found for name in found[d])
+    names = dict.fromkeys(name for methods in found.values() for name in methods)
     body = []
     for name in names:
         line = [name]
-        for d, ours in pairs:
-            p = p_value(found[d][name], found[d][ours]) if name in found[d] and name != ours else None
+        for title, ours in pairs:
+            rows = found[title]
+            p = p_value(rows[name], rows[ours]) if name in rows and name != ours else None
             line.append("-" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.4f}")
         body.append(line)
     text = "Two-sided Wilcoxon signed-rank p over the clients' accuracies in the last round, against the method above:"
-    return [text, table(["method", *(f"{TITLES[d]}: {ours}" for d, ours in pairs)], body)]
+    return [text, table(["method", *(f"{title}: {ours}" for title, ours in pairs)], body)]
 
 
 def order(title: str, found: dict[str, Row]) -> str:
@@ -120,11 +129,11 @@ def order(title: str, found: dict[str, Row]) -> str:
 def far(setting: str, found: dict[str, dict[str, Row]]) -> list[str]:
     """The cells that differ from the paper by more than two points."""
     gaps = []
-    for d, by_method in found.items():
+    for title, by_method in found.items():
         for name, row in by_method.items():
-            theirs = settings.PAPER_BMTA.get((setting, d, name))
+            theirs = settings.PAPER_BMTA.get((setting, row.run["dataset"], name))
             if theirs is not None and abs(row.entry["bmta"] - theirs) > _FAR:
-                gaps.append(f"{TITLES[d]} {name} {row.entry['bmta'] - theirs:+.2f}")
+                gaps.append(f"{title} {name} {row.entry['bmta'] - theirs:+.2f}")
     return [f"More than {_FAR:g} points from the paper: {', '.join(gaps)}."] if gaps else []
 
 

@@ -11,7 +11,6 @@ import settings
 from fedamp_jax import metrics, report
 
 Method = dict[str, Any]
-_PAPER_MODEL = {"digits": "mlp", "cifar10": "resnet18", "cifar100": "resnet18"}  # cnn for all others
 _DIGITS = 4  # decimals of an accuracy in percent, and of a weight, that a slimmed file keeps
 _LARGE = 32  # clients from which on a slimmed file does without xi, which would be nearly all of it
 
@@ -44,12 +43,11 @@ class Row(NamedTuple):
     entry: Method
 
     def rank(self) -> tuple:
-        """Greater is nearer to the paper: its model, no hyper-parameter of our own, more rounds, more seeds, newer."""
+        """Greater is nearer to the paper: no hyper-parameter of our own, more rounds, more seeds, newer."""
         own, dataset = self.run["settings"], self.run["dataset"]
-        model = own.get("model") in (None, _PAPER_MODEL.get(dataset, "cnn"))
         sigma = own.get({"FedAMP": "sigma", "HeurFedAMP": "heur_sigma"}.get(self.method))
         theirs = sigma is None or sigma == settings.sigma(self.run["experiment"], dataset, self.method)
-        return model, theirs, self.run["rounds"], len(own.get("seeds") or [1]), self.run["created"]
+        return theirs, self.run["rounds"], len(own.get("seeds") or [1]), self.run["created"]
 
 
 def read(paths: Sequence[str | Path]) -> list[Record]:

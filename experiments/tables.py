@@ -5,7 +5,7 @@
     python experiments/tables.py --slim docs/measurements RESULTS...       # keep small copies of result files
 
 RESULTS are results.json files, or the folders that an experiment wrote. A cell without a measurement is "-". Where
-several runs measured the same cell, the one nearest to the paper counts: its model, its rounds.
+several runs measured the same cell, the one nearest to the paper counts. Every model has a column of its own.
 """
 
 import dataclasses
