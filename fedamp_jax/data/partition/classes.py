@@ -1,0 +1,240 @@
+"""Partitions by class: all alike, few classes for each client, shares of each class drawn at random."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedamp_jax import checks
+from fedamp_jax.data.partition.base import Partition, Rows, generators, no_empty, pool
+
+
+def iid(y_train: Any, y_test: Any, clients: int, *, seed: int = 0) -> Partition:
+    """All samples dealt at random, equally many to each client (sizes differ by at most 1).
+
+    Args:
+        y_train: `[n]` integer labels of the training pool; only their number matters.
+        y_test: `[n']` of the test pool.
+        clients: how many clients.
+        seed: of the random draw.
+
+    Raises:
+        ValueError: if there are more clients than samples.
+
+    >>> from fedamp_jax.data import partition
+    >>> [len(rows) for rows in partition.iid([0] * 8, [0] * 3, 3).train]
+    [3, 3, 2]
+    """
+    checks.whole("clients", clients, low=1)
+    _, *streams = generators(seed)
+    pools = pool(y_train, "y_train"), pool(y_test, "y_test")
+    train, test = (
+        no_empty(np.array_split(rng.permutation(len(y)), clients), part, f"use at most {len(y)} clients")
+        for y, rng, part in zip(pools, streams, ("training", "test"), strict=True)
+    )
+    return Partition(train, test)
+
+
+def _share(y: np.ndarray, held: list[set[int]], rng: np.random.Generator, part: str) -> Rows:
+    """Each class cut into equal shares, one for each client whose set in `held` has it (sizes differ by at most 1).
+
+    A class of fewer samples than holders is refused in training, where it would leave a client without a class it is
+    said to have. In testing some holders go without: EMNIST's rarest letters are fewer than 100 clients.
+    """
+    rows: list[Rows] = [[np.zeros(0, np.int64)] for _ in held]
+    for c in sorted(set().union(*held)):
+        members = np.flatnonzero(y == c)
+        holders = rng.permutation([i for i, classes in enumerate(held) if c in classes])  # who gets the odd sample
+        if part == "training" and len(members) < len(holders):
+            raise ValueError(
+                f"class {c} is asked for by {len(holders)} clients and has {len(members)} training samples: "
+                "use fewer clients or fewer classes_per_client"
+            )
+        for i, share in zip(holders, np.array_split(rng.permutation(members), len(holders)), strict=True):
+            rows[i].append(share)
+    return no_empty([np.concatenate(r) for r in rows], part, "use fewer clients, or more samples")
+
+
+def _classes_for(y_train: Any, y_test: Any, clients: int, classes_per_client: int):
+    """Checked labels and the classes that occur in training."""
+    y_train, y_test = pool(y_train, "y_train"), pool(y_test, "y_test")
+    checks.whole("clients", clients, low=1)
+    checks.whole("classes_per_client", classes_per_client, low=1)
+    classes = np.unique(y_train)
+    if classes_per_client > len(classes):
+        raise ValueError(f"classes_per_client = {classes_per_client}, but y_train has {len(classes)} classes")
+    return y_train, y_test, classes
+
+
+def pathological(y_train: Any, y_test: Any, clients: int, classes_per_client: int = 2, *, seed: int) -> Partition:
+    """The pathological non-IID setting (McMahan et al. 2017): few classes per client, all classes equally popular.
+
+    Every class is cut into equal shards and every client gets one shard of each of `classes_per_client` distinct
+    classes. The `clients * classes_per_client` shards are spread over the classes as evenly as they go; all samples are
+    used, unless there are fewer shards than classes.
+
+    Departs from the paper: McMahan cuts the sorted labels every 300 samples, so that a shard can straddle two classes
+    and a client can get two shards of one; FedAMP's text wants "two classes", which this keeps exactly.
+
+    Args:
+        y_train: `[n]` integer labels of the training pool.
+        y_test: `[n']` of the test pool, cut the same way for the same clients.
+        clients: how many clients.
+        classes_per_client: distinct classes of each client.
+        seed: of the random draw.
+
+    Raises:
+        ValueError: if a class has fewer samples than clients that need it, or there are fewer classes than asked for.
+
+    >>> import numpy as np
+    >>> from fedamp_jax.data import partition
+    >>> y = np.arange(600) % 10
+    >>> part = partition.pathological(y, y[:300], 30, seed=0)
+    >>> {len(np.unique(y[rows])) for rows in part.train}, {len(rows) for rows in part.train}
+    ({2}, {20})
+    """
+    y_train, y_test, classes = _classes_for(y_train, y_test, clients, classes_per_client)
+    plan, for_train, for_test = generators(seed)
+    shards = np.full(len(classes), clients * classes_per_client // len(classes))
+    shards[plan.permutation(len(classes))[: clients * classes_per_client % len(classes)]] += 1
+    held = []
+    for left in range(clients, 0, -1):
+        # Whatever has a shard for each client left must go to this one too, or the last clients could not be served
+        # with distinct classes. The others are drawn in proportion to their shards, as from McMahan's deck.
+        must = np.flatnonzero(shards == left)
+        rest = np.where(shards == left, 0, shards)
+        free = classes_per_client - len(must)
+        drawn = plan.choice(len(classes), free, replace=False, p=rest / rest.sum()) if free else must[:0]
+        mine = np.concatenate([must, drawn])
+        shards[mine] -= 1
+        held.append(set(classes[mine].tolist()))
+    plan.shuffle(held)  # forced draws happen to the later clients: let no position tell
+    return Partition(_share(y_train, held, for_train, "training"), _share(y_test, held, for_test, "test"))
+
+
+def degrees(y_train: Any, y_test: Any, clients: int, classes_per_client: int, *, seed: int) -> Partition:
+    """PFLEGO's degrees of personalization (section 4.3): K classes per client, drawn at random and independently.
+
+    K = 2 is its "high-pers", C/2 "medium-pers", C "no-pers". Each class is shared out equally among the clients that
+    have it, so a popular class comes in smaller shares.
+
+    The paper leaves open what becomes of a class that nobody drew: here it takes the place of a class that someone else
+    has too, as long as there are at least as many draws as classes, so that no data lie idle.
+
+    Args:
+        y_train: `[n]` integer labels of the training pool.
+        y_test: `[n']` of the test pool; a class of fewer test samples than clients leaves some without it.
+        clients: how many clients.
+        classes_per_client: K.
+        seed: of the random draw.
+
+    Raises:
+        ValueError: if a class has fewer training samples than clients that drew it, or K is larger than C.
+
+    >>> import numpy as np
+    >>> from fedamp_jax.data import partition
+    >>> y = np.arange(600) % 10
+    >>> part = partition.degrees(y, y[:300], 30, 5, seed=0)
+    >>> {len(np.unique(y[rows])) for rows in part.train}, len(np.unique(np.concatenate(part.train)))
+    ({5}, 600)
+    """
+    y_train, y_test, classes = _classes_for(y_train, y_test, clients, classes_per_client)
+    plan, for_train, for_test = generators(seed)
+    drawn = plan.permuted(np.tile(np.arange(len(classes)), (clients, 1)), axis=1)[:, :classes_per_client]
+    for c in np.setdiff1d(np.arange(len(classes)), drawn):
+        counts = np.bincount(drawn.ravel(), minlength=len(classes))
+        spare = np.argwhere(counts[drawn] > 1)
+        if len(spare):  # else there are fewer draws than classes
+            drawn[tuple(plan.choice(spare))] = c
+    held = [set(classes[row].tolist()) for row in drawn]
+    return Partition(_share(y_train, held, for_train, "training"), _share(y_test, held, for_test, "test"))
+
+
+def relabel(y_train: Any, y_test: Any, part: Partition) -> tuple[Rows, Rows, list[int]]:
+    """Labels of each client's own, `0..C_i-1`, for methods with a head per client (PFLEGO, FedPer, ...).
+
+    Args:
+        y_train: `[n]` integer labels of the training pool.
+        y_test: `[n']` of the test pool (`omniglot`: the same array twice).
+        part: who has what.
+
+    Returns:
+        `(train labels, test labels, classes)`: M arrays `[n_i]` int32, M arrays, and M numbers of classes. A client's
+        classes are those it trains on, in ascending order.
+
+    Raises:
+        ValueError: if a client tests on a class it does not train on.
+
+    >>> from fedamp_jax.data import partition
+    >>> import numpy as np
+    >>> part = partition.Partition([np.array([0, 1]), np.array([2])], [np.array([1]), np.array([0])])
+    >>> partition.relabel([7, 3, 5], [5, 3], part)
+    ([array([1, 0], dtype=int32), array([0], dtype=int32)], [array([0], dtype=int32), array([0], dtype=int32)], [2, 1])
+    """
+    y_train, y_test = pool(y_train, "y_train"), pool(y_test, "y_test")
+    own = [np.unique(y_train[rows]) for rows in part.train]
+    for i, rows in enumerate(part.test):
+        foreign = np.setdiff1d(y_test[rows], own[i])
+        if len(foreign):
+            raise ValueError(f"client {i} has test samples of class {foreign[0]}, but trains on {own[i].tolist()} only")
+    train, test = (
+        [np.searchsorted(own[i], y[rows]).astype(np.int32) for i, rows in enumerate(lists)]
+        for y, lists in ((y_train, part.train), (y_test, part.test))
+    )
+    return train, test, [len(classes) for classes in own]
+
+
+def _fill_empty(rows: Rows, wanted: Sequence[set[int]], y: np.ndarray, rng: np.random.Generator) -> Rows:
+    """Give each empty client one sample of a client that has at least two, if possible of a class in its `wanted`."""
+    for i in [i for i, r in enumerate(rows) if len(r) == 0]:
+        donors = [j for j, r in enumerate(rows) if len(r) > 1]
+        wish = [j for j in donors if wanted[i] & set(y[rows[j]].tolist())]
+        donor = max(wish or donors, key=lambda j: len(rows[j]))
+        liked = np.flatnonzero(np.isin(y[rows[donor]], list(wanted[i])))
+        k = rng.choice(liked if len(liked) else len(rows[donor]))
+        rows[i], rows[donor] = rows[donor][k : k + 1], np.delete(rows[donor], k)
+    return rows
+
+
+def dirichlet(y_train: Any, y_test: Any, clients: int, alpha: float, *, seed: int) -> Partition:
+    """Every class is split over the clients in proportions drawn from a Dirichlet distribution (Hsu et al. 2019).
+
+    Training and test samples follow the same proportions, and all are used. A client that would have no training (or
+    test) sample gets one of a client that has several, so sizes are at least 1; a test sample of a class that it trains
+    on where there is one.
+
+    Args:
+        y_train: `[n]` integer labels of the training pool.
+        y_test: `[n']` of the test pool.
+        clients: how many clients, at most n and n'.
+        alpha: concentration: near 0 a class lies with one client, large values approach IID.
+        seed: of the random draw.
+
+    Raises:
+        ValueError: if alpha is not positive or there are more clients than samples.
+
+    >>> import numpy as np
+    >>> from fedamp_jax.data import partition
+    >>> y = np.arange(300) % 3
+    >>> sorted(len(rows) for rows in partition.dirichlet(y, y, 4, 0.5, seed=0).train), len(y)
+    ([10, 66, 108, 116], 300)
+    """
+    y_train, y_test = pool(y_train, "y_train"), pool(y_test, "y_test")
+    checks.whole("clients", clients, low=1)
+    checks.number("alpha", alpha, low=0)
+    for y, part in ((y_train, "training"), (y_test, "test")):
+        if len(y) < clients:
+            raise ValueError(f"{clients} clients need a {part} sample each and there are {len(y)}: use fewer clients")
+    plan, *streams = generators(seed)
+    classes = np.union1d(y_train, y_test)
+    ends = np.cumsum(plan.dirichlet(np.full(clients, float(alpha)), len(classes)), axis=1)[:, :-1]
+
+    def split(y: np.ndarray, rng: np.random.Generator) -> Rows:
+        members = [rng.permutation(np.flatnonzero(y == c)) for c in classes]
+        parts = [np.split(m, np.round(e * len(m)).astype(int)) for m, e in zip(members, ends, strict=True)]
+        return [np.concatenate(shares) for shares in zip(*parts, strict=True)]
+
+    train = _fill_empty(split(y_train, streams[0]), [set()] * clients, y_train, streams[0])
+    held = [set(y_train[rows].tolist()) for rows in train]
+    test = _fill_empty(split(y_test, streams[1]), held, y_test, streams[1])
+    return Partition(no_empty(train, "training", "use fewer clients"), no_empty(test, "test", "use fewer clients"))
