@@ -284,6 +284,7 @@ def run(
         mesh: from `sharding.client_mesh`: the devices, of this process or of several, to spread the clients over. With
             several processes all of them call `run` alike, with the data of all clients or with what
             `sharding.from_owned` made of each one's own. None: the mesh that the data lie on, or one device.
+            The devices wait for the one with most work, see `data.dealt`.
         offload_to: a device, such as `jax.devices()[0]`, that cannot hold all clients: state and data stay in the
             host's memory, and as many clients as `Solver.chunk` says visit the device at a time (see
             `fedamp_jax.offload`). None: the device holds everything. Not together with a mesh.
