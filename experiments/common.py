@@ -20,7 +20,7 @@ from fedamp_jax.data import Federation
 
 
 @dataclasses.dataclass
-class Options:
+class Options(runner.Options):
     """The settings of one run. Without any, everything runs on the bundled digits."""
 
     dataset: Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10", "cifar100"] = "digits"
@@ -45,38 +45,12 @@ class Options:
     """Of SCAFFOLD and APFL, which have steps of their own."""
     keep_optimizer: bool = False
     """Keep Adam's moments from round to round. The paper does not tell; its clients start afresh here."""
-    participation: float = 1.0
-    """Share of the clients invited each round."""
-    drop_rate: float = 0.0
-    """Share of the invited clients that drop out each round."""
     sigma: float | None = None
     """FedAMP's sigma. Default: the paper's (experiments/settings.py)."""
     heur_sigma: float | None = None
     """HeurFedAMP's sigma. Default: the paper's (experiments/settings.py)."""
     sigma_sweep: bool = False
     """Also run FedAMP and HeurFedAMP over the paper's grids of sigma, each grid as one program, and draw it."""
-    seed: int = 0
-    """Of the partition, the initial models, shuffles and who takes part."""
-    data_dir: str | None = None
-    """Folder with <dataset>.npz (see docs/your_own_data.md). Default: download."""
-    out: str | None = None
-    """Folder for the results. Default: results/ and a name made of the settings."""
-    chunk: int | None = None
-    """Clients trained side by side. Default: chosen for the machine."""
-    evaluate_every: int = 1
-    """Evaluate after every that many rounds."""
-    checkpoint_every: int = 10
-    """Rounds between checkpoints."""
-    devices: int | None = None
-    """Spread the clients over so many devices; a CPU is cut into them. Default: all, of a CPU one for each core."""
-    offload: bool = False
-    """Keep the clients in the host's memory and send --chunk of them at a time to the device, if it cannot hold all."""
-    resume: bool = False
-    """Go on with an interrupted run of the same settings."""
-    quick: bool = False
-    """A faithful miniature: 3 rounds of 2 epochs."""
-    precision: Literal["default", "high", "highest"] = "default"
-    """Precision of matrix products in training, where the device offers less than float32."""
 
 
 @dataclasses.dataclass

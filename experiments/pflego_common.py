@@ -29,13 +29,9 @@ _BLOCK = 256  # examples that PFLEGO holds at once; changes nothing but memory
 
 
 @dataclasses.dataclass
-class Options:
+class Options(runner.Options):
     """The settings of one run."""
 
-    methods: tuple[str, ...] = ("all",)
-    """Names as in the paper's table, or all."""
-    rounds: int | None = None
-    """Communication rounds. Default: the paper's; fewer on digits."""
     tau: int = settings.TAU
     """Full-batch gradient steps of a client in a round."""
     client_rate: float = settings.BETA
@@ -48,30 +44,8 @@ class Options:
     """Accuracy of the models after local training, as the authors measure, or as the server leaves them."""
     participation: float = settings.PFLEGO_PARTICIPATION
     """Share of the clients invited each round."""
-    drop_rate: float = 0.0
-    """Share of the invited clients that drop out each round."""
-    seed: int = 0
-    """Of the partition, the initial models and who takes part."""
-    data_dir: str | None = None
-    """Folder with <dataset>.npz (see docs/your_own_data.md). Default: download."""
-    out: str | None = None
-    """Folder for the results. Default: results/ and a name made of the settings."""
-    chunk: int | None = None
-    """Clients trained side by side. Default: chosen for the machine."""
     evaluate_every: int = 10
     """Evaluate after every that many rounds; each of the last 10 is evaluated in any case."""
-    checkpoint_every: int = 10
-    """Rounds between checkpoints."""
-    devices: int | None = None
-    """Spread the clients over so many devices; a CPU is cut into them. Default: all, of a CPU one for each core."""
-    offload: bool = False
-    """Keep the clients in the host's memory and send --chunk of them at a time to the device, if it cannot hold all."""
-    resume: bool = False
-    """Go on with an interrupted run of the same settings."""
-    quick: bool = False
-    """A faithful miniature: 3 rounds of 5 steps."""
-    precision: Literal["default", "high", "highest"] = "default"
-    """Precision of matrix products in training, where the device offers less than float32."""
 
 
 def finish(options: Options, rounds: int) -> Options:

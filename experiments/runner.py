@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -35,6 +35,44 @@ console = Console()
 NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload")
 
 
+@dataclasses.dataclass
+class Options:
+    """What can be chosen in every experiment that trains; each has more of its own."""
+
+    dataset: str = "digits"
+    """digits is bundled; the others are read from --data-dir, or downloaded."""
+    methods: tuple[str, ...] = ("all",)
+    """Names as in the tables, or all."""
+    rounds: int | None = None
+    """Communication rounds. Default: the paper's; fewer on digits."""
+    participation: float = 1.0
+    """Share of the clients invited each round."""
+    drop_rate: float = 0.0
+    """Share of the invited clients that drop out each round."""
+    seed: int = 0
+    """Of the partition, the initial models, shuffles and who takes part."""
+    data_dir: str | None = None
+    """Folder with <dataset>.npz (see docs/your_own_data.md). Default: download."""
+    out: str | None = None
+    """Folder for the results. Default: results/ and a name made of the settings."""
+    chunk: int | None = None
+    """Clients trained side by side. Default: chosen for the machine."""
+    evaluate_every: int = 1
+    """Evaluate after every that many rounds."""
+    checkpoint_every: int = 10
+    """Rounds between checkpoints."""
+    devices: int | None = None
+    """Spread the clients over so many devices; a CPU is cut into them. Default: all, of a CPU one for each core."""
+    offload: bool = False
+    """Keep the clients in the host's memory and send --chunk of them at a time to the device, if it cannot hold all."""
+    resume: bool = False
+    """Go on with an interrupted run of the same settings."""
+    quick: bool = False
+    """A faithful miniature: at most 3 rounds of few local steps."""
+    precision: Literal["default", "high", "highest"] = "default"
+    """Precision of matrix products in training, where the device offers less than float32."""
+
+
 @contextlib.contextmanager
 def errors_for_people() -> Iterator[None]:
     """Turns what a user can mend into a message and exit code 2; everything else keeps its traceback.
@@ -54,8 +92,8 @@ def errors_for_people() -> Iterator[None]:
         sys.exit(2)
 
 
-def check_common(options: Any) -> None:
-    """Refuse what no experiment can run with; `options` are of any experiment."""
+def check_common(options: Options) -> None:
+    """Refuse what no experiment can run with."""
     checks.whole("rounds", options.rounds, low=1)
     checks.whole("evaluate_every", options.evaluate_every, low=1)
     checks.whole("checkpoint_every", options.checkpoint_every, low=1)
