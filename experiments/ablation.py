@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import command_line
 import common
 import numpy as np
+import outputs
 import runner
 import settings
 from command_line import Unused
@@ -79,17 +80,17 @@ def execute(options: Options, folder: Path) -> dict[str, Any]:
     task = common.make_task(options, federation)
     algorithms = make_algorithms(options, federation, task)
     results = runner.train_methods("ablation", options, folder, federation, task, algorithms, {})
-    runner.write_files(results, folder)
-    runner.console.print(f"Report: {folder / 'report.html'}", highlight=False)
+    outputs.write_files(results, folder)
+    outputs.console.print(f"Report: {folder / 'report.html'}", highlight=False)
     return results
 
 
 def main() -> None:
     """Run from the command line."""
     command = command_line.parse(Options, __doc__, "ablation")
-    with runner.errors_for_people():
+    with command_line.errors_for_people():
         runner.use_devices(command.devices)
-        folder = Path(command.out) if command.out else runner.default_folder("ablation", command)
+        folder = Path(command.out) if command.out else outputs.default_folder("ablation", command)
         execute(common.finish(command, "practical"), folder)
 
 

@@ -10,9 +10,11 @@ from typing import Any, Literal
 import command_line
 import numpy as np
 import optax
+import outputs
 import parts
 import runner
 import settings
+from sweep import sweep_sigma
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Solver, Task, checks, plotting, report
@@ -20,7 +22,7 @@ from fedamp_jax.data import Federation
 
 
 @dataclasses.dataclass
-class Options(runner.Options):
+class Options(command_line.Options):
     """The settings of one run. Without any, everything runs on the bundled digits."""
 
     dataset: Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10", "cifar100"] = "digits"
@@ -86,7 +88,7 @@ def finish(options: Options, setting: str) -> Options:
         sigma=options.sigma or settings.sigma(setting, options.dataset, "FedAMP"),
         heur_sigma=options.heur_sigma or settings.sigma(setting, options.dataset, "HeurFedAMP"),
     )  # fmt: skip
-    runner.check_common(options)
+    command_line.check(options)
     return options
 
 
@@ -151,9 +153,9 @@ def main(experiment: str, setting: str) -> None:
     """Run one of the FedAMP paper's settings from the command line."""
     text = f"The {setting} setting of the FedAMP paper; results, figures and a report."
     command = command_line.parse(Command, text, experiment)
-    with runner.errors_for_people():
+    with command_line.errors_for_people():
         runner.use_devices(command.devices)
-        folder = Path(command.out) if command.out else runner.default_folder(experiment, command)
+        folder = Path(command.out) if command.out else outputs.default_folder(experiment, command)
         train = functools.partial(execute, experiment, setting)
         parts.run(experiment, variants_of(command, setting), command.seeds, folder, train)
 
@@ -181,10 +183,8 @@ def execute(experiment: str, setting: str, options: Options, folder: Path) -> di
     results = runner.train_methods(experiment, options, folder, federation, task, algorithms, paper)
     figures = {}
     if options.sigma_sweep:
-        from sweep import sweep_sigma
-
-        rows = sweep_sigma(setting, options, federation, task)
+        rows = sweep_sigma(setting, options, federation, task, make_solver(options))
         report.write_json(rows, folder / "sigma_sweep.json")
         figures["Sensitivity to sigma"] = plotting.sigma_sensitivity(rows)
-    runner.write_files(results, folder, figures)
+    outputs.write_files(results, folder, figures)
     return results

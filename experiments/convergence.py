@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import command_line
 import numpy as np
-import runner
+import outputs
 import tyro
 from matplotlib.figure import Figure
 from objective import Array, Problem, logistic, minimize, neg_exp, prox, pseudo_huber, robust
@@ -157,7 +158,7 @@ def execute(options: Options) -> dict[str, Any]:
     options = dataclasses.replace(options, rounds=tuple(sorted(set(options.rounds))))
     if len(options.rounds) < 2:
         raise ValueError(f"rounds needs two values of K at least, for a slope; got {options.rounds}")
-    head = {**runner.describe_run("convergence", options), "rounds": list(options.rounds)}
+    head = {**outputs.describe_run("convergence", options), "rounds": list(options.rounds)}
     results = {**head, "theorem1": theorem1(options), "theorem2": theorem2(options)}
     report.write_json(results, folder / "results.json")
     plotting.save(draw(results), folder / "convergence.png")
@@ -165,14 +166,14 @@ def execute(options: Options) -> dict[str, Any]:
         rows = results[key]
         worst = max(g / b for g, b in zip(rows["gap"], rows["bound"], strict=True))
         text = f"{key}: slope {rows['slope']:.2f}, largest measured / bound {worst:.2g}"
-        runner.console.print(text, highlight=False)
+        outputs.console.print(text, highlight=False)
     return results
 
 
 def main() -> None:
     """Run from the command line."""
     options = tyro.cli(Options, description=__doc__)
-    with runner.errors_for_people():
+    with command_line.errors_for_people():
         execute(options)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import command_line
+import outputs
 import parts
 import pflego_common
 import runner
@@ -92,22 +93,22 @@ def execute(options: Options, folder: Path) -> dict[str, Any]:
     task = model(int(federation.train.classes.max()), shape=shape)
     algorithms = pflego_common.make_algorithms(options, task, settings.PFLEGO_METHODS)
     paper = {}
-    if pflego_common.is_papers(options):
+    if settings.as_in_pflego_tables(vars(options)):
         of = {name: settings.PFLEGO_TABLE1.get((options.dataset, options.degree, name)) for name in algorithms}
         paper = {name: value[0] for name, value in of.items() if value}
     results = runner.train_methods(
         "degrees", options, folder, federation, task, algorithms, paper, score_rounds=settings.PFLEGO_FINAL_ROUNDS
     )
-    runner.write_files(results, folder)
+    outputs.write_files(results, folder)
     return results
 
 
 def main() -> None:
     """Run from the command line."""
     command = command_line.parse(Command, __doc__, "degrees")
-    with runner.errors_for_people():
+    with command_line.errors_for_people():
         runner.use_devices(command.devices)
-        folder = Path(command.out) if command.out else runner.default_folder("degrees", command)
+        folder = Path(command.out) if command.out else outputs.default_folder("degrees", command)
         parts.run("degrees", variants_of(command), command.seeds, folder, execute)
 
 

@@ -25,6 +25,7 @@ import common
 import jax
 import jax.numpy as jnp
 import numpy as np
+import outputs
 import runner
 from command_line import Unused
 from matplotlib.figure import Figure
@@ -188,22 +189,22 @@ def execute(options: Options, folder: Path) -> None:
     task = common.make_task(options, federation)
     available = common.make_algorithms("practical", options, federation, task)
     names = runner.chosen(options.methods, available)
-    done = runner.open_folder(folder, options, "faulty")
-    results = {**runner.describe_run("faulty", options), "clients": len(federation.train.size), "methods": {}}
+    done = outputs.open_folder(folder, options, "faulty")
+    results = {**outputs.describe_run("faulty", options), "clients": len(federation.train.size), "methods": {}}
     for name in [n for n in available if n in names or n in done]:
         results["methods"][name] = done.get(name) or measure(name, options, federation, task)
-        runner.console.print(f"{name}: {results['methods'][name]['seconds']:.0f} s", highlight=False)
+        outputs.console.print(f"{name}: {results['methods'][name]['seconds']:.0f} s", highlight=False)
         report.write_json(results, folder / "results.json")
     plotting.save(draw(results), folder / "faulty.png")
-    runner.console.print(table(results))
-    runner.console.print(f"Figure: {folder / 'faulty.png'}", highlight=False)
+    outputs.console.print(table(results))
+    outputs.console.print(f"Figure: {folder / 'faulty.png'}", highlight=False)
 
 
 def main() -> None:
     """Run from the command line."""
     command = command_line.parse(Options, __doc__, "faulty")
-    with runner.errors_for_people():
-        folder = Path(command.out) if command.out else runner.default_folder("faulty", command)
+    with command_line.errors_for_people():
+        folder = Path(command.out) if command.out else outputs.default_folder("faulty", command)
         rounds = 15 if command.rounds is None and command.dataset == "digits" else command.rounds
         execute(common.finish(dataclasses.replace(command, rounds=rounds), "practical"), folder)
 

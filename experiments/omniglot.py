@@ -23,6 +23,7 @@ from typing import Any, Literal
 import command_line
 import jax
 import numpy as np
+import outputs
 import parts
 import pflego_common
 import runner
@@ -99,12 +100,12 @@ def execute(options: Options, folder: Path) -> dict[str, Any]:
     task = model(int(federation.train.classes.max()), shape=federation.train.x.shape[2:])
     algorithms = pflego_common.make_algorithms(options, task, settings.OMNIGLOT_METHODS)
     paper = {}
-    if pflego_common.is_papers(options) and options.dataset == "omniglot":
+    if settings.as_in_pflego_tables(vars(options)) and options.dataset == "omniglot":
         paper = {name: settings.PFLEGO_TABLE2[name][0] for name in algorithms}
     results = runner.train_methods(
         "omniglot", options, folder, federation, task, algorithms, paper, score_rounds=settings.PFLEGO_FINAL_ROUNDS
     )
-    runner.write_files(results, folder)
+    outputs.write_files(results, folder)
     return results
 
 
@@ -122,9 +123,9 @@ def variants_of(command: Command) -> list[parts.Variant]:
 def main() -> None:
     """Run from the command line."""
     command = command_line.parse(Command, __doc__, "omniglot")
-    with runner.errors_for_people():
+    with command_line.errors_for_people():
         runner.use_devices(command.devices)
-        folder = Path(command.out) if command.out else runner.default_folder("omniglot", command)
+        folder = Path(command.out) if command.out else outputs.default_folder("omniglot", command)
         parts.run("omniglot", variants_of(command), command.seeds, folder, execute)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import settings
-from records import Row, best, of_paper, p_value, undisturbed
+from records import Row, best, in_tables, p_value
 
 TITLES = {
     "digits": "digits", "mnist": "MNIST", "fashion_mnist": "FMNIST", "emnist": "EMNIST", "cifar10": "CIFAR-10",
@@ -47,7 +47,7 @@ def cell(
 
 def fedamp_table(setting: str, measured: Sequence[Row]) -> list[str]:
     """One of Tables 1 to 3: BMTA, p-values, and what stands out."""
-    kept = [row for row in measured if row.run["experiment"] == setting and undisturbed(row)]
+    kept = [row for row in measured if row.run["experiment"] == setting and in_tables(row)]
     columns: dict[str, str] = {}  # data set by title; one for each model that was measured
     found: dict[str, dict[str, Row]] = {}
     for d in TITLES:
@@ -156,7 +156,7 @@ def pflego_tables(measured: Sequence[Row]) -> list[str]:
     """PFLEGO's Tables 1 and 2: means of the last rounds with confidence intervals."""
     out = ["## PFLEGO paper, Table 1: degrees of personalization"]
     out.append("Mean accuracy of the last 10 rounds, ± 95 % confidence interval: ours / the paper's (difference).")
-    kept = [row for row in measured if row.run["experiment"] == "degrees" and of_paper(row)]
+    kept = [row for row in measured if row.run["experiment"] == "degrees" and in_tables(row)]
     body = []
     for d in TITLES:
         for name in settings.PFLEGO_METHODS:
@@ -172,7 +172,7 @@ def pflego_tables(measured: Sequence[Row]) -> list[str]:
     for record in {row.record.name: row for row in kept}.values():
         out.append(sources(TITLES[record.run["dataset"]], {record.method: record}))
     out += ["## PFLEGO paper, Table 2: Omniglot", "As above."]
-    kept = [row for row in measured if row.run["experiment"] == "omniglot" and of_paper(row)]
+    kept = [row for row in measured if row.run["experiment"] == "omniglot" and in_tables(row)]
     kept = [row for row in kept if row.run["dataset"] == "omniglot"]
     found, body = best(kept), []
     for name in settings.OMNIGLOT_METHODS:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import runner
+import outputs
 
 from fedamp_jax import metrics, plotting, report
 
@@ -57,13 +57,13 @@ def run(
             raise ValueError(f"{name} must differ, got {values}")
     several = len(variants) > 1
     if several:
-        runner.refuse_other(folder, {"experiment": experiment, **_settings(variants, seeds)})
+        outputs.refuse_other(folder, {"experiment": experiment, **_settings(variants, seeds)})
     results = {}
     for title, options in variants:
         inside = folder / _slug(title) if several else folder
         results[title] = _all_seeds(experiment, options, seeds, inside, train)
     if not several:
-        runner.console.print(f"Report: {folder / 'report.html'}", highlight=False)
+        outputs.console.print(f"Report: {folder / 'report.html'}", highlight=False)
         return results[variants[0].title]
     summary = summarize(experiment, variants, seeds, results)
     report.write_json(summary, folder / "results.json")
@@ -75,11 +75,11 @@ def _all_seeds(experiment: str, options: Any, seeds: Sequence[int], folder: Path
     """One variant: every seed's run, and, if there are several, what they come to."""
     if len(seeds) < 2:
         return train(dataclasses.replace(options, seed=seeds[0]) if seeds else options, folder)
-    mine = {"experiment": experiment, **runner.settings_of(options), "seed": None, "seeds": list(seeds)}
-    runner.refuse_other(folder, mine)
+    mine = {"experiment": experiment, **outputs.settings_of(options), "seed": None, "seeds": list(seeds)}
+    outputs.refuse_other(folder, mine)
     runs = [train(dataclasses.replace(options, seed=s), folder / f"seed={s}") for s in seeds]
     combined = combine(runs, seeds)
-    runner.write_files(combined, folder)
+    outputs.write_files(combined, folder)
     return combined
 
 
@@ -130,7 +130,7 @@ def _combine_method(runs: Sequence[Mapping[str, Any]], alike: bool) -> dict[str,
 
 def _settings(variants: Sequence[Variant], seeds: Sequence[int]) -> dict[str, Any]:
     """The settings of all variants together: a list where they differ."""
-    each = [runner.settings_of(v.options) for v in variants]
+    each = [outputs.settings_of(v.options) for v in variants]
     same = {key: value for key, value in each[0].items() if all(one[key] == value for one in each)}
     varied = {key: [one[key] for one in each] for key in each[0] if key not in same}
     return {**same, **varied, **({"seed": None, "seeds": list(seeds)} if seeds else {})}
@@ -140,7 +140,7 @@ def summarize(
     experiment: str, variants: Sequence[Variant], seeds: Sequence[int], results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """`results.json` of several variants: `parts`, by title, holds each one's results without xi."""
-    head = runner.describe_run(experiment, variants[0].options)
+    head = outputs.describe_run(experiment, variants[0].options)
     light = {
         title: {
             "folder": _slug(title),
@@ -162,8 +162,8 @@ def write_summary_report(summary: Mapping[str, Any], results: Mapping[str, Mappi
     figure = plotting.panels(summary)
     plotting.save(figure, folder / "panels.png")
     plotting.replace(folder / "report.html", report.html(page, {"Convergence": figure}).encode())
-    runner.console.print(report.table(page))
-    runner.console.print(f"Report: {folder / 'report.html'}; each part has one of its own.", highlight=False)
+    outputs.console.print(report.table(page))
+    outputs.console.print(f"Report: {folder / 'report.html'}; each part has one of its own.", highlight=False)
 
 
 def _slug(title: str) -> str:

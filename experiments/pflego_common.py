@@ -14,9 +14,9 @@ them. The paper has no values for FedProx' mu and Ditto's lambda; FedBABU's mome
 import dataclasses
 from typing import Literal
 
+import command_line
 import jax.numpy as jnp
 import optax
-import runner
 import settings
 
 import fedamp_jax
@@ -29,7 +29,7 @@ _BLOCK = 256  # examples that PFLEGO holds at once; changes nothing but memory
 
 
 @dataclasses.dataclass
-class Options(runner.Options):
+class Options(command_line.Options):
     """The settings of one run."""
 
     tau: int = settings.TAU
@@ -58,13 +58,8 @@ def finish(options: Options, rounds: int) -> Options:
     checks.number("client_rate", options.client_rate, low=0)
     checks.number("server_rate", options.server_rate, low=0)
     options = dataclasses.replace(options, rounds=rounds, tau=tau, evaluate_every=every)
-    runner.check_common(options)
+    command_line.check(options)
     return options
-
-
-def is_papers(options: Options) -> bool:
-    """Whether the run is of the paper's kind, so that its values may stand beside ours."""
-    return options.participation == settings.PFLEGO_PARTICIPATION and options.drop_rate == 0 and not options.quick
 
 
 def make_algorithms(options: Options, task: Task, names: tuple[str, ...]) -> dict[str, Algorithm]:

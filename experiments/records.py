@@ -88,15 +88,10 @@ def best(found: Sequence[Row]) -> dict[str, Row]:
     return {row.method: row for row in sorted(found, key=Row.rank)}
 
 
-def undisturbed(row: Row) -> bool:
-    """Whether a run is one of Tables 1 to 3."""
-    return settings.as_in_tables(row.run["settings"])
-
-
-def of_paper(row: Row) -> bool:
-    """Whether a run of PFLEGO's experiments has the paper's participation."""
-    own = row.run["settings"]
-    return own["drop_rate"] == 0 and own["participation"] == settings.PFLEGO_PARTICIPATION
+def in_tables(row: Row) -> bool:
+    """Whether a run has a place in its paper's tables."""
+    pflego = row.run["experiment"] in ("degrees", "omniglot")
+    return (settings.as_in_pflego_tables if pflego else settings.as_in_tables)(row.run["settings"])
 
 
 def p_value(a: Row, b: Row) -> float | None:

@@ -28,6 +28,7 @@ SGD_ROUNDS = 600
 TAU = 50
 BETA = 0.007  # of the clients, also FedAvg's and FedPer's
 RHO = 0.003  # of the server
+PFLEGO_STEPS = {"tau": TAU, "client_rate": BETA, "server_rate": RHO, "server": "adam", "measure": "local"}
 PFLEGO_CLIENTS = 100
 PFLEGO_PARTICIPATION = 0.2
 PFLEGO_ROUNDS = 200
@@ -147,8 +148,16 @@ def sigma(setting: str, dataset: str, method: str) -> float:
 
 def as_in_tables(own: Mapping[str, Any]) -> bool:
     """Whether options are those of Tables 1 to 3: everybody takes part in every round, with the paper's local steps."""
-    steps = all(own.get(name, usual) == usual for name, usual in LOCAL_STEPS.items())
-    return steps and own["drop_rate"] == 0 and own["participation"] == 1 and own.get("epochs_range") is None
+    return _usual(own, LOCAL_STEPS) and own["participation"] == 1 and own.get("epochs_range") is None
+
+
+def as_in_pflego_tables(own: Mapping[str, Any]) -> bool:
+    """Whether options are those of PFLEGO's Tables 1 and 2: its participation and steps."""
+    return _usual(own, PFLEGO_STEPS) and own["participation"] == PFLEGO_PARTICIPATION
+
+
+def _usual(own: Mapping[str, Any], steps: Mapping[str, Any]) -> bool:
+    return own["drop_rate"] == 0 and all(own.get(name, value) == value for name, value in steps.items())
 
 
 def apfl_alpha(setting: str, dataset: str) -> float:

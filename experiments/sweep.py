@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import settings
-from common import Options, make_solver
+from command_line import Options
 
 import fedamp_jax
-from fedamp_jax import Task, metrics
+from fedamp_jax import Solver, Task, metrics
 from fedamp_jax.data import Federation
 
 
-def sweep_sigma(setting: str, options: Options, federation: Federation, task: Task) -> dict[str, Any]:
+def sweep_sigma(setting: str, options: Options, federation: Federation, task: Task, solver: Solver) -> dict[str, Any]:
     """BMTA and the last round's in-group weight for every sigma of the paper's grids.
 
     Returns:
@@ -22,7 +22,6 @@ def sweep_sigma(setting: str, options: Options, federation: Federation, task: Ta
     train, test, groups = federation
     labels = [np.asarray(train.y[i, : train.size[i]]) for i in range(len(train.size))]
     own = settings.self_weights(setting, groups, labels)
-    solver = make_solver(options)
     factories = {"FedAMP": fedamp_jax.fedamp, "HeurFedAMP": fedamp_jax.heurfedamp}
     rows = {}
     for method, factory in factories.items():

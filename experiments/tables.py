@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import ablation
+import command_line
 import convergence
 import faulty
-import runner
+import outputs
 import settings
 import tyro
 from matplotlib.figure import Figure
 from paper_tables import TITLES, fedamp_table, number, pflego_tables, spread, table
-from records import Record, Row, of_paper, read, rows, slim, undisturbed
+from records import Record, Row, in_tables, read, rows, slim
 
 from fedamp_jax import metrics, plotting
 
@@ -48,7 +49,7 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     for row in measured:
         groups.setdefault(row.record.name, []).append(row)
     # All of a run, once one of its parts is unlike the tables' runs; an ablation has a table of its own.
-    groups = {k: g for k, g in groups.items() if any(map(_special, g)) and g[0].run["experiment"] != "ablation"}
+    groups = {k: g for k, g in groups.items() if not all(map(in_tables, g)) and g[0].run["experiment"] != "ablation"}
     for name, group in groups.items():
         columns = dict.fromkeys(_conditions(row.run["settings"]) for row in group)
         found = {(row.method, _conditions(row.run["settings"])): row for row in group}
@@ -64,11 +65,6 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     return out if groups else [*out, "-"]
 
 
-def _special(row: Row) -> bool:
-    """Whether a run has no place in its paper's tables."""
-    return not (of_paper if row.run["experiment"] in ("degrees", "omniglot") else undisturbed)(row)
-
-
 def _conditions(own: dict[str, Any]) -> str:
     """What sets a run of these settings apart from those of the tables, in words."""
     words = [settings.DEGREES[own["degree"]]] if own.get("degree") else []
@@ -76,7 +72,8 @@ def _conditions(own: dict[str, Any]) -> str:
     words += [f"{own['drop_rate']:.0%} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
-    words += [f"{name} {own[name]}" for name, usual in settings.LOCAL_STEPS.items() if own.get(name, usual) != usual]
+    steps = {**settings.LOCAL_STEPS, **settings.PFLEGO_STEPS}
+    words += [f"{name} {own[name]}" for name, usual in steps.items() if own.get(name, usual) != usual]
     return ", ".join(words) or "everybody"
 
 
@@ -208,7 +205,7 @@ def execute(options: Options) -> None:
         raise ValueError(f"result files must have different names, or lie in folders with different names; got {names}")
     if options.slim is not None:
         for record in records:
-            runner.console.print(str(slim(record, Path(options.slim), options.note)), highlight=False)
+            outputs.console.print(str(slim(record, Path(options.slim), options.note)), highlight=False)
         return
     command = shlex.join(["python", "experiments/tables.py"])
     if options.write is None:
@@ -220,13 +217,13 @@ def execute(options: Options) -> None:
     for name, figure in figures(records).items():
         images.append(f"figures/{plotting.save(figure, path.parent / 'figures' / f'{name}.png', dpi=110).name}")
     plotting.replace(path, page(records, command, images).encode())
-    runner.console.print(str(path), highlight=False)
+    outputs.console.print(str(path), highlight=False)
 
 
 def main() -> None:
     """Run from the command line."""
     options = tyro.cli(Options, description=__doc__)
-    with runner.errors_for_people():
+    with command_line.errors_for_people():
         execute(options)
 
 

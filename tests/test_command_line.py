@@ -16,12 +16,13 @@ import common  # isort: skip
 import degrees  # isort: skip
 import faulty  # isort: skip
 import parts  # isort: skip
+import outputs  # isort: skip
 import runner  # isort: skip
 
 
 def written(path, experiment, variants, methods=("FedAMP", "Separate"), seeds=()):
     """A results.json such as `parts.run` leaves it, without the numbers."""
-    entry = {"methods": {name: {} for name in methods}, "settings": runner.settings_of(variants[0].options)}
+    entry = {"methods": {name: {} for name in methods}, "settings": outputs.settings_of(variants[0].options)}
     if len(variants) == 1:
         results = {"experiment": experiment, **entry}
     else:
@@ -50,7 +51,7 @@ def test_one_run(tmp_path, monkeypatch, capsys):
     assert "jax 0.0.1 then" in capsys.readouterr().err
     assert again.methods == ("FedAMP", "Separate") and again.out == "elsewhere" and again.sigma == 5.0
     (variant,) = common.variants_of(dataclasses.replace(again, sigma=3.0), "practical")
-    assert runner.settings_of(variant.options) == runner.settings_of(variants[0].options)
+    assert outputs.settings_of(variant.options) == outputs.settings_of(variants[0].options)
 
 
 def test_several_parts_and_seeds(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import convergence  # isort: skip
 import degrees  # isort: skip
 import omniglot  # isort: skip
 import parts  # isort: skip
+import outputs  # isort: skip
 import runner  # isort: skip
 import settings  # isort: skip
 import tables  # isort: skip
@@ -32,7 +33,7 @@ def fake(options, folder):
         "seconds_per_round": 0.5, "rejected": {"3": 1}, "paper": None, "in_group_weight": [0.5, 0.6],
         "ari": [None, 1.0], "xi": (np.ones((4, 4)) / 4 + options.seed * np.eye(4)).tolist(),
     }  # fmt: skip
-    head = {**runner.describe_run("practical", options), "clients": 4, "groups": [0, 0, 1, 1]}
+    head = {**outputs.describe_run("practical", options), "clients": 4, "groups": [0, 0, 1, 1]}
     results = {**head, "chance_in_group_weight": 1 / 3, "methods": {"FedAMP": entry}, "wilcoxon": {}}
     fedamp_jax.report.write_json(results, folder / "results.json")
     return results
@@ -118,7 +119,7 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "make_algorithms", lambda *a: {})
     seen = []
     monkeypatch.setattr(runner, "train_methods", lambda *a, **k: seen.append(a[6]) or {})
-    monkeypatch.setattr(runner, "write_files", lambda *a: None)
+    monkeypatch.setattr(outputs, "write_files", lambda *a: None)
     common.execute("practical", "practical", disturbed, tmp_path)
     common.execute(
         "practical", "practical", common.variants_of(common.Command(dataset="mnist"), "practical")[0].options, tmp_path
