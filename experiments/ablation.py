@@ -31,6 +31,7 @@ class Options(common.Options):
 
     methods: tuple[str, ...] = ("all",)
     """Names of variants (base, own-init, ...), or all."""
+    sgd_learning_rate: Unused[float] = settings.SGD_LEARNING_RATE
     heur_sigma: Unused[float | None] = None
     sigma_sweep: Unused[bool] = False
 

@@ -185,6 +185,7 @@ def execute(options: Options, folder: Path) -> None:
     """Measure every chosen method, writing results into `folder` after each one."""
     for share in options.shares:
         checks.number("shares", share, low=0, high=0.9)
+    runner.configure(options.precision)
     federation = fedamp_jax.data.federation(options.dataset, "practical", data_dir=options.data_dir, seed=options.seed)
     task = common.make_task(options, federation)
     available = common.make_algorithms("practical", options, federation, task)

@@ -126,8 +126,7 @@ def train_methods(
         paper: the paper's value by method.
         score_rounds: also report `last_rounds`, and evaluate after each of that many rounds at the end.
     """
-    cache_compilations()
-    jax.config.update("jax_default_matmul_precision", None if options.precision == "default" else options.precision)
+    configure(options.precision)
     names = chosen(options.methods, algorithms)
     done = outputs.open_folder(folder, options, experiment)
     groups = None if federation.groups is None else federation.groups[np.argsort(federation.train.id)]
@@ -189,6 +188,12 @@ def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:
     rows = np.argsort(ids)
     xi = None if result.xi is None else result.xi[np.ix_(rows, rows)]
     return dataclasses.replace(result, accuracy=result.accuracy[:, rows], rejected=result.rejected[rows], xi=xi)
+
+
+def configure(precision: str) -> None:
+    """Set JAX up for training: the precision of matrix products, and compiled programs that are kept between runs."""
+    jax.config.update("jax_default_matmul_precision", None if precision == "default" else precision)
+    cache_compilations()
 
 
 def cache_compilations() -> None:

@@ -85,13 +85,26 @@ def test_other_files_are_refused(content, message, tmp_path, monkeypatch, capsys
     assert stopped.value.code == 2 and message.replace("\\", "") in error
 
 
+@pytest.mark.parametrize(("kind", "experiment", "option"), [
+    (ablation.Options, "ablation", "--sgd-learning-rate"), (ablation.Options, "ablation", "--heur-sigma"),
+    (faulty.Options, "faulty", "--devices"), (faulty.Options, "faulty", "--evaluate-every"),
+])  # fmt: skip
+def test_options_without_a_meaning_are_refused(kind, experiment, option, monkeypatch, capsys):
+    """Failed while the ablation, which has neither SCAFFOLD nor APFL, took their learning rate."""
+    with pytest.raises(SystemExit) as stopped:
+        parsed(monkeypatch, kind, experiment, option, 1)
+    assert stopped.value.code == 2 and option in capsys.readouterr().err
+
+
 def test_faulty_measures_the_honest(tmp_path, monkeypatch):
     """The experiment on faulty clients in miniature, again from its results, and resumed without training anew.
 
-    Failed when `corrupt` was not passed on, so that all attacks were none.
+    Failed when `corrupt` was not passed on, so that all attacks were none, and when `--precision` did nothing.
     """
-    short = ("--rounds", 2, "--epochs", 1, "--attacks", "random", "absent", "--shares", 0.2)
+    short = ("--rounds", 2, "--epochs", 1, "--attacks", "random", "absent", "--shares", 0.2, "--precision", "high")
     command(monkeypatch, faulty.main, "--methods", "FedAvg", "FedAMP", *short, "--out", tmp_path / "a")
+    assert jax.config.jax_default_matmul_precision == "high"
+    jax.config.update("jax_default_matmul_precision", None)
     first = read(tmp_path / "a")
     for method in first["methods"].values():
         assert len(method["honest"]) == 16 and set(method["attacks"]) == {"random", "absent"}
@@ -104,6 +117,7 @@ def test_faulty_measures_the_honest(tmp_path, monkeypatch):
     command(monkeypatch, faulty.main, "--from", tmp_path / "a" / "results.json", "--resume", "--out", tmp_path / "a")
     assert read(tmp_path / "a")["methods"] == first["methods"]
     assert (tmp_path / "a" / "faulty.png").stat().st_size > 10_000
+    jax.config.update("jax_default_matmul_precision", None)
 
 
 def test_ablation_changes_one_decision(tmp_path, monkeypatch):
