@@ -41,12 +41,14 @@ class Options(command_line.Options):
     """Draw each client's local epochs from LOW..HIGH in each round (the paper: 1 19)."""
     batch_size: int = settings.BATCH_SIZE
     """Examples in a local step."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Of local training; SCAFFOLD, APFL and PFLEGO's clients take SGD's steps in any case."""
     learning_rate: float = settings.LEARNING_RATE
-    """Adam's."""
+    """The optimizer's."""
     sgd_learning_rate: float = settings.SGD_LEARNING_RATE
     """Of SCAFFOLD and APFL, which have steps of their own."""
     keep_optimizer: bool = False
-    """Keep Adam's moments from round to round. The paper does not tell; its clients start afresh here."""
+    """Keep the optimizer's state from round to round. The paper does not tell; its clients start afresh here."""
     sigma: float | None = None
     """FedAMP's sigma. Default: the paper's (experiments/settings.py)."""
     heur_sigma: float | None = None
@@ -109,9 +111,10 @@ def make_task(options: Options, federation: Federation) -> Task:
 
 
 def make_solver(options: Options, corrupt: Callable[..., Any] | None = None) -> Solver:
-    """Local training with Adam; `corrupt` as in `Solver`."""
+    """Local training; `corrupt` as in `Solver`."""
+    optimizer = {"adam": optax.adam, "sgd": optax.sgd}[options.optimizer]
     return Solver(
-        optax.adam(options.learning_rate), options.epochs_range or options.epochs, options.batch_size,
+        optimizer(options.learning_rate), options.epochs_range or options.epochs, options.batch_size,
         keep_optimizer=options.keep_optimizer, chunk=options.chunk, corrupt=corrupt,
     )  # fmt: skip
 
@@ -120,29 +123,29 @@ def make_algorithms(
     setting: str, options: Options, federation: Federation, task: Task, corrupt: Callable[..., Any] | None = None
 ) -> dict[str, Algorithm]:
     """Every method, in the order of the paper's tables and under its names; `corrupt` as in `Solver`."""
-    adam = make_solver(options, corrupt)
-    fedavg = fedamp_jax.fedavg(task, adam)
-    fedprox = fedamp_jax.fedprox(task, adam, mu=settings.MU)
+    solver = make_solver(options, corrupt)
+    fedavg = fedamp_jax.fedavg(task, solver)
+    fedprox = fedamp_jax.fedprox(task, solver, mu=settings.MU)
     tau = Solver(optax.sgd(settings.BETA), settings.TAU, options.batch_size, chunk=options.chunk, corrupt=corrupt)
     alpha = settings.apfl_alpha(setting, options.dataset)
     train = federation.train
     labels = [np.asarray(train.y[i, : train.size[i]]) for i in range(len(train.size))]
     attentive = {"self_weight": settings.self_weights(setting, federation.groups, labels), "lam": settings.LAMBDA}
     return {
-        "Separate": fedamp_jax.separate(task, adam),
+        "Separate": fedamp_jax.separate(task, solver),
         "FedAvg": fedavg,
         "FedProx": fedprox,
-        "FedAvg-FT": fedamp_jax.fine_tuned(task, adam, base=fedavg),
-        "FedProx-FT": fedamp_jax.fine_tuned(task, adam, base=fedprox),
-        "SCAFFOLD": fedamp_jax.scaffold(task, adam, learning_rate=options.sgd_learning_rate),
-        "APFL": fedamp_jax.apfl(task, adam, alpha=alpha, learning_rate=options.sgd_learning_rate),
-        "FedAMP": fedamp_jax.fedamp(task, adam, sigma=options.sigma, **attentive),
-        "HeurFedAMP": fedamp_jax.heurfedamp(task, adam, sigma=options.heur_sigma, **attentive),
-        "Ditto": fedamp_jax.ditto(task, adam, lam=settings.DITTO_LAMBDA),
-        "FedPer": fedamp_jax.fedper(task, adam),
-        "FedRep": fedamp_jax.fedrep(task, adam),
-        "FedBABU": fedamp_jax.fedbabu(task, adam),
-        "FedRecon": fedamp_jax.fedrecon(task, adam),
+        "FedAvg-FT": fedamp_jax.fine_tuned(task, solver, base=fedavg),
+        "FedProx-FT": fedamp_jax.fine_tuned(task, solver, base=fedprox),
+        "SCAFFOLD": fedamp_jax.scaffold(task, solver, learning_rate=options.sgd_learning_rate),
+        "APFL": fedamp_jax.apfl(task, solver, alpha=alpha, learning_rate=options.sgd_learning_rate),
+        "FedAMP": fedamp_jax.fedamp(task, solver, sigma=options.sigma, **attentive),
+        "HeurFedAMP": fedamp_jax.heurfedamp(task, solver, sigma=options.heur_sigma, **attentive),
+        "Ditto": fedamp_jax.ditto(task, solver, lam=settings.DITTO_LAMBDA),
+        "FedPer": fedamp_jax.fedper(task, solver),
+        "FedRep": fedamp_jax.fedrep(task, solver),
+        "FedBABU": fedamp_jax.fedbabu(task, solver),
+        "FedRecon": fedamp_jax.fedrecon(task, solver),
         "PFLEGO": fedamp_jax.pflego(
             task, tau, beta=settings.BETA, rho=settings.RHO, server_optimizer=optax.adam(settings.RHO)
         ),

@@ -16,7 +16,10 @@ LEARNING_RATE = 1e-3  # Adam
 EPOCHS = 10
 BATCH_SIZE = 100
 # By option: what the paper leaves open, Adam's state, starts afresh in each round.
-LOCAL_STEPS = {"learning_rate": LEARNING_RATE, "epochs": EPOCHS, "batch_size": BATCH_SIZE, "keep_optimizer": False}
+LOCAL_STEPS = {
+    "optimizer": "adam", "learning_rate": LEARNING_RATE, "epochs": EPOCHS, "batch_size": BATCH_SIZE,
+    "keep_optimizer": False,
+}  # fmt: skip
 ROUNDS = 90
 LAMBDA = 1.0
 MU = 1e-2  # FedProx: "i = 2 provided best performance for all"

@@ -130,12 +130,18 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
 def test_local_steps_of_ones_own():
     """Options of the local steps reach the solver, and such a run is none of the paper's tables.
 
-    Failed when `keep_optimizer` was not handed on, and when only the drop rate was looked at.
+    Failed when `keep_optimizer` or `optimizer` was not handed on, and when only the drop rate was looked at.
     """
-    own = {"learning_rate": 0.5, "epochs_range": (1, 3), "batch_size": 7, "keep_optimizer": True, "chunk": 2}
+    own = {
+        "optimizer": "sgd", "learning_rate": 0.5, "epochs_range": (1, 3), "batch_size": 7, "keep_optimizer": True,
+        "chunk": 2,
+    }  # fmt: skip
     solver = common.make_solver(common.Options(**own))
     assert (solver.epochs, solver.batch_size, solver.keep_optimizer, solver.chunk) == ((1, 3), 7, True, 2)
-    assert settings.as_in_tables(vars(common.Options())) and not settings.as_in_tables(vars(common.Options(epochs=5)))
+    step, _ = solver.optimizer.update(np.full(2, 3.0), solver.optimizer.init(np.ones(2)))
+    np.testing.assert_allclose(step, -1.5)  # SGD's; Adam's first step is -0.5
+    assert settings.as_in_tables(vars(common.Options()))
+    assert not any(settings.as_in_tables(vars(common.Options(**o))) for o in ({"epochs": 5}, {"optimizer": "sgd"}))
 
 
 def test_results_list_clients_by_id():
