@@ -109,8 +109,11 @@ def _deal(
     """For each client `counts[group][0]` samples of dominating classes and `counts[group][1]` of the others.
 
     All dominating parts are drawn before any other: the 20% that CIFAR-100's clients take from foreign superclasses
-    would otherwise eat into pools of which the owners need four fifths.
+    would otherwise eat into pools of which the owners need four fifths. What they leave has few samples of the classes
+    with many owners, so each sample of a class weighs as much more as fewer of it are left: the others come from every
+    class as often as if nobody had drawn before, and as often as in the test sets.
     """
+    total = np.bincount(y)
     free = np.ones(len(y), bool)
     shares: list[Rows] = [[] for group in groups for _ in range(group.clients)]
     starts = np.cumsum([0] + [group.clients for group in groups])
@@ -125,12 +128,15 @@ def _deal(
                     f"{part} samples of its {what} classes, and {len(pool)} are {there} a smaller "
                     f"{'train_size' if part == 'training' else 'test_size'}, or another share (dominating)"
                 )
-            dealt = rng.permutation(pool) if disjoint else pool
+            dealt = pool
+            if disjoint:
+                weight = (total / np.maximum(np.bincount(y[pool], minlength=len(total)), 1))[y[pool]]
+                dealt = rng.permutation(rng.choice(pool, each * copies, replace=False, p=weight / weight.sum()))
             for i in range(group.clients):
                 mine = dealt[i * each : (i + 1) * each] if disjoint else rng.choice(pool, each, replace=False)
                 shares[starts[g] + i].append(mine)
             if disjoint:
-                free[dealt[: each * group.clients]] = False
+                free[dealt] = False
     return [np.sort(np.concatenate(share)).astype(np.int64) for share in shares]
 
 
