@@ -81,8 +81,10 @@ def layers(task: Task, variables: Variables, x: jax.Array) -> list[float]:
             elif eqn.primitive.name == "conv_general_dilated":
                 kernel = eqn.invars[1].aval.shape  # HWIO
                 found.append(2.0 * np.prod(eqn.outvars[0].aval.shape) * np.prod(kernel[:3]))
-            for sub in jax.core.jaxprs_in_params(eqn.params):
-                walk(sub)
+            for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    walk(inner)
 
     walk(jax.make_jaxpr(task.predict)(variables, x).jaxpr)
     return [float(f) for f in found]

@@ -3,7 +3,6 @@
 python benchmarks/dry_run.py --model resnet18 --clients 1000 --devices 256
 python benchmarks/dry_run.py --model cnn --clients 10000 --devices 32
 python benchmarks/dry_run.py --model resnet18 --clients 1000 --offload --chunk 8
-python benchmarks/dry_run.py --model cnn --steps            # instead: seconds of one client's step on this machine
 """
 
 import argparse
@@ -28,10 +27,9 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=1, help="clients that a device trains side by side")
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16; parameters stay float32")
     parser.add_argument("--offload", action="store_true", help="one device; the clients stay in the host's memory")
-    parser.add_argument("--steps", action="store_true", help="time a step of one client instead")
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 1 if options.steps or options.offload else options.devices)
-    one_step(options) if options.steps else dry_run(options)
+    jax.config.update("jax_num_cpu_devices", 1 if options.offload else options.devices)
+    dry_run(options)
 
 
 def make_task(options: argparse.Namespace):
@@ -61,42 +59,6 @@ def dry_run(options: argparse.Namespace) -> None:
     else:
         print(plan(algorithm, data, fedamp_jax.sharding.client_mesh()))
     print(f"compiled in {time.perf_counter() - began:.0f} s")
-
-
-def one_step(options: argparse.Namespace) -> None:
-    """Time a step of Adam for one client and count its operations."""
-    import fedamp_jax
-
-    task, optimizer = make_task(options), optax.adam(1e-3)
-    variables = jax.jit(task.init)(jax.random.key(0))
-    batch = fedamp_jax.Batch(
-        jnp.zeros((options.batch, *SHAPES[options.model]), jnp.uint8),
-        jnp.zeros(options.batch, jnp.int32),
-        jnp.ones(options.batch, bool),
-        jnp.int32(CLASSES[options.model]),
-    )
-
-    @jax.jit
-    def step(variables, moments):
-        def loss(params):
-            return task.loss(variables._replace(params=params), batch, jax.random.key(0))
-
-        grads, stats = jax.grad(loss, has_aux=True)(variables.params)
-        updates, moments = optimizer.update(grads, moments, variables.params)
-        return fedamp_jax.Variables(optax.apply_updates(variables.params, updates), stats), moments
-
-    moments = jax.jit(optimizer.init)(variables.params)
-    program = step.lower(variables, moments).compile()
-    seconds = []
-    for _ in range(6):
-        began = time.perf_counter()
-        variables, moments = jax.block_until_ready(program(variables, moments))
-        seconds.append(time.perf_counter() - began)
-    parameters = sum(a.size for a in jax.tree.leaves(variables.params))
-    device = jax.devices()[0].device_kind
-    flops = program.cost_analysis()["flops"] / 1e9
-    print(f"{options.model}: {parameters:,} parameters; a step of {options.batch} examples:")
-    print(f"{flops:.1f} GFLOP by XLA's count, {min(seconds):.3f} s on {device}")
 
 
 if __name__ == "__main__":

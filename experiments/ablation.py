@@ -82,7 +82,7 @@ def execute(options: Options, folder: Path) -> dict[str, Any]:
     algorithms = make_algorithms(options, federation, task)
     results = runner.train_methods("ablation", options, folder, federation, task, algorithms, {})
     outputs.write_files(results, folder)
-    outputs.console.print(f"Report: {folder / 'report.html'}", highlight=False)
+    outputs.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     return results
 
 
@@ -90,7 +90,7 @@ def main() -> None:
     """Run from the command line."""
     command = command_line.parse(Options, __doc__, "ablation")
     with command_line.errors_for_people():
-        runner.use_devices(command.devices)
+        runner.use_devices(command)
         folder = Path(command.out) if command.out else outputs.default_folder("ablation", command)
         execute(common.finish(command, "practical"), folder)
 

@@ -2,22 +2,22 @@
 
 import contextlib
 import dataclasses
-import json
 import shlex
 import signal
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import jax
 import outputs
+import records
 import tyro
 from rich.console import Console
 from rich.markup import escape
 from tyro import conf
 
-import fedamp_jax
 from fedamp_jax import checks
 from fedamp_jax.interrupt import Stopped
 
@@ -71,6 +71,7 @@ def errors_for_people() -> Iterator[None]:
     """Turns what a user can mend into a message and exit code 2; everything else keeps its traceback.
 
     A run that was asked to stop says how to go on, and ends with 128 and the signal's number, as shells expect.
+    What is wrong with the options is so in all of several processes: the first says it.
     """
     try:
         yield
@@ -80,8 +81,10 @@ def errors_for_people() -> Iterator[None]:
         print(f"\n{str(asked) or 'stopped'}. Go on with: {how}", file=sys.stderr)
         sys.exit(128 + (asked.signal if isinstance(asked, Stopped) else signal.SIGINT))
     except (ValueError, TypeError, OSError, MemoryError) as error:
-        text = f"[red]error:[/red] {escape(str(error))}"
-        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        of_all = isinstance(error, (ValueError, TypeError)) and jax.distributed.is_initialized()
+        if not of_all or jax.process_index() == 0:
+            text = f"[red]error:[/red] {escape(str(error))}"
+            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -91,7 +94,7 @@ def check(options: Options) -> None:
     checks.whole("evaluate_every", options.evaluate_every, low=1)
     checks.whole("checkpoint_every", options.checkpoint_every, low=1)
     checks.whole("seed", options.seed, low=0)
-    fedamp_jax.sample_online(jax.random.key(0), 1, options.participation, options.drop_rate)
+    checks.shares(options.participation, options.drop_rate)
 
 
 def parse(kind: type, text: str, experiment: str) -> Any:
@@ -111,11 +114,24 @@ def parse(kind: type, text: str, experiment: str) -> Any:
     command = tyro.cli(asking, description=text)
     if command.from_results is not None:
         with errors_for_people():
-            earlier = json.loads(Path(command.from_results).read_text())
+            earlier = records.load(Path(command.from_results))
             given = settings_from(earlier, kind, experiment, command.from_results)
             tell_versions(earlier)
         command = tyro.cli(asking, description=text, default=asking(**given))
+    with errors_for_people():
+        refuse_empty(command)
     return kind(**{f.name: getattr(command, f.name) for f in dataclasses.fields(kind)})
+
+
+def refuse_empty(options: Any) -> None:
+    """Refuse a list of nothing where an empty list is not the default: nothing would be run."""
+    for field in dataclasses.fields(options):
+        if isinstance(field.default, tuple) and field.default and not getattr(options, field.name):
+            raise ValueError(f"{_flag(field.name)} needs at least one value")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def settings_from(earlier: Mapping[str, Any], kind: type, experiment: str, path: str) -> dict[str, Any]:
@@ -124,25 +140,50 @@ def settings_from(earlier: Mapping[str, Any], kind: type, experiment: str, path:
     Raises:
         ValueError: if it is of another experiment, or of a version with other settings.
     """
-    if not {"experiment", "settings"} <= set(earlier):
-        raise ValueError(f"--from {path} is no results.json of an experiment")
     if earlier["experiment"] != experiment:
         other = earlier["experiment"]
         raise ValueError(f"--from {path} is of {other}: run python experiments/{other}.py --from {path}")
-    part = earlier if earlier.get("methods") else next(iter(earlier["parts"].values()))
+    part = next(iter(earlier.get("parts", {"": earlier}).values()))
     wanted = {"methods": list(part["methods"]), **earlier["settings"]}
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fields, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
     given = {}
     for name, value in wanted.items():
         # Several parts differ in one setting, `degree`, that the command line has as a list, `degrees`.
         name = f"{name}s" if f"{name}s" in fields and value is not None and name != "seed" else name
         if name not in fields:
             raise ValueError(f"--from {path} has the setting {name!r}, which this version does not know")
-        if isinstance(fields[name].default, tuple):
-            value = tuple(dict.fromkeys(value)) if isinstance(value, list) else (value,)
-        if value is not None:
-            given[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(fields[name].default, tuple) and value is not None:
+            values = value if isinstance(value, list) else [value]
+            value = [v for i, v in enumerate(values) if v not in values[:i]]
+        if value is None:
+            continue
+        if not takes(hints[name], value):
+            raise ValueError(
+                f"--from {path} has the setting {name} = {value!r}, which {_flag(name)} does not take; see --help"
+            )
+        given[name] = tuple(value) if isinstance(value, list) else value
     return given
+
+
+def takes(hint: Any, value: Any) -> bool:
+    """Whether a value from JSON is one that an option of the type `hint` can have.
+
+    >>> takes(Literal["mlp", "cnn"], "mlp"), takes(tuple[int, int] | None, [1, 2, 3]), takes(float, 1)
+    (True, False, True)
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in inner
+    if origin in (Union, types.UnionType):
+        return any(takes(one, value) for one in inner)
+    if origin is tuple:
+        if not isinstance(value, list):
+            return False
+        each = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(each) == len(value) and all(map(takes, each, value))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def tell_versions(earlier: Mapping[str, Any]) -> None:

@@ -50,9 +50,9 @@ class Options(command_line.Options):
     keep_optimizer: bool = False
     """Keep the optimizer's state from round to round. The paper does not tell; its clients start afresh here."""
     sigma: float | None = None
-    """FedAMP's sigma. Default: the paper's (experiments/settings.py)."""
+    """FedAMP's sigma. Default: the paper's, on digits ours (experiments/settings.py)."""
     heur_sigma: float | None = None
-    """HeurFedAMP's sigma. Default: the paper's (experiments/settings.py)."""
+    """HeurFedAMP's sigma. Default: the paper's, on digits ours (experiments/settings.py)."""
     sigma_sweep: bool = False
     """Also run FedAMP and HeurFedAMP over the paper's grids of sigma, each grid as one program, and draw it."""
 
@@ -71,6 +71,11 @@ class Command(Options):
 
 def finish(options: Options, setting: str) -> Options:
     """Check the options and fill in what follows from others and from the setting, so that the results tell it."""
+    if (setting, options.dataset) == ("practical", "cifar10"):
+        raise ValueError(
+            "--dataset cifar10 has no groups of clients, which the practical setting needs; it is for "
+            "experiments/iid.py and experiments/pathological.py"
+        )
     rounds = options.rounds
     if rounds is None:
         rounds = settings.ROUNDS if options.dataset != "digits" else 30
@@ -157,7 +162,9 @@ def main(experiment: str, setting: str) -> None:
     text = f"The {setting} setting of the FedAMP paper; results, figures and a report."
     command = command_line.parse(Command, text, experiment)
     with command_line.errors_for_people():
-        runner.use_devices(command.devices)
+        runner.use_devices(command)
+        if command.sigma_sweep and len(command.seeds) > 1:
+            raise ValueError("--sigma-sweep is of one seed: leave it out, or give --seed in place of --seeds")
         folder = Path(command.out) if command.out else outputs.default_folder(experiment, command)
         train = functools.partial(execute, experiment, setting)
         parts.run(experiment, variants_of(command, setting), command.seeds, folder, train)
@@ -168,8 +175,8 @@ def variants_of(command: Command, setting: str) -> list[parts.Variant]:
     variants = []
     for share, dropped in itertools.product(command.participation, command.drop_rate):
         one = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
-        titles = [f"{share:.0%} invited"] * (len(command.participation) > 1)
-        titles += [f"{dropped:.0%} dropped"] * (len(command.drop_rate) > 1)
+        titles = [f"{outputs.percent(share)} invited"] * (len(command.participation) > 1)
+        titles += [f"{outputs.percent(dropped)} dropped"] * (len(command.drop_rate) > 1)
         options = Options(**{**one, "participation": share, "drop_rate": dropped})
         variants.append(parts.Variant(", ".join(titles), finish(options, setting)))
     return variants

@@ -158,6 +158,7 @@ def execute(options: Options) -> dict[str, Any]:
     options = dataclasses.replace(options, rounds=tuple(sorted(set(options.rounds))))
     if len(options.rounds) < 2:
         raise ValueError(f"rounds needs two values of K at least, for a slope; got {options.rounds}")
+    outputs.refuse_other(folder, {"experiment": "convergence", **outputs.settings_of(options)})
     head = {**outputs.describe_run("convergence", options), "rounds": list(options.rounds)}
     results = {**head, "theorem1": theorem1(options), "theorem2": theorem2(options)}
     report.write_json(results, folder / "results.json")

@@ -22,6 +22,7 @@ import settings
 import tyro
 
 import fedamp_jax
+from fedamp_jax import checks
 from fedamp_jax.data import Federation, Source, check_pair, from_indices, from_lists, load, partition
 
 Degree = Literal["high", "medium", "none"]
@@ -56,13 +57,16 @@ class Command(Options):
 
 def variants_of(command: Command) -> list[parts.Variant]:
     """The options of one run for every degree and participation asked for."""
+    clients = command.clients
+    if clients is None:
+        clients = 20 if command.dataset == "digits" else settings.PFLEGO_CLIENTS
+    checks.whole("clients", clients, low=1)
     variants = []
     for degree, share in itertools.product(command.degrees, command.participation):
         one = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
-        clients = command.clients or (20 if command.dataset == "digits" else settings.PFLEGO_CLIENTS)
         options = Options(**{**one, "degree": degree, "participation": share, "clients": clients})
         titles = [settings.DEGREES[degree]] * (len(command.degrees) > 1)
-        titles += [f"{share:.0%} invited"] * (len(command.participation) > 1)
+        titles += [f"{outputs.percent(share)} invited"] * (len(command.participation) > 1)
         finished = pflego_common.finish(options, 100 if command.dataset == "digits" else settings.PFLEGO_ROUNDS)
         variants.append(parts.Variant(", ".join(titles), finished))
     return variants
@@ -107,7 +111,7 @@ def main() -> None:
     """Run from the command line."""
     command = command_line.parse(Command, __doc__, "degrees")
     with command_line.errors_for_people():
-        runner.use_devices(command.devices)
+        runner.use_devices(command)
         folder = Path(command.out) if command.out else outputs.default_folder("degrees", command)
         parts.run("degrees", variants_of(command), command.seeds, folder, execute)
 

@@ -122,7 +122,7 @@ def measure(name: str, options: Options, federation: Federation, task: Task) -> 
     """One method's entry in results.json; accuracies in percent."""
     m = len(federation.train.size)
     order = np.random.default_rng(options.seed).permutation(m)
-    bad = {share: np.isin(np.arange(m), order[: max(1, round(share * m))]) for share in sorted(options.shares)}
+    bad = {share: np.isin(np.arange(m), order[: round(share * m)]) for share in sorted(options.shares)}
     always_honest = ~np.any(list(bad.values()), axis=0)
     began, run = time.perf_counter(), trainer(name, options, federation, task)
 
@@ -166,8 +166,8 @@ def draw(results: dict[str, Any]) -> Figure:
 def table(results: dict[str, Any]) -> Table:
     """Accuracies at the largest share, and what part of their weight honest clients give to the faulty ones."""
     attacks = results["settings"]["attacks"]
-    largest = max(results["settings"]["shares"])
-    shown = Table(title=f"Honest clients' accuracy (%), {largest:.0%} faulty; in brackets: weight given to these (%)")
+    largest = outputs.percent(max(results["settings"]["shares"]))
+    shown = Table(title=f"Honest clients' accuracy (%), {largest} faulty; in brackets: weight given to these (%)")
     for column in ("method", "none", *attacks):
         shown.add_column(column, justify="left" if column == "method" else "right")
     for name, method in results["methods"].items():
@@ -181,12 +181,26 @@ def table(results: dict[str, Any]) -> Table:
     return shown
 
 
+def check_shares(shares: tuple[float, ...], m: int) -> None:
+    """Refuse shares that are the same clients, or nobody, of `m`."""
+    seen: dict[int, float] = {}
+    for share in sorted(shares):
+        faulty = round(share * m)
+        if faulty == 0:
+            raise ValueError(f"--shares {share:g} is none of {m} clients; give at least {1 / m:.2g}")
+        if faulty in seen:
+            both = f"--shares {seen[faulty]:g} and {share:g} are {faulty} of {m} clients both"
+            raise ValueError(f"{both}; leave out one of them")
+        seen[faulty] = share
+
+
 def execute(options: Options, folder: Path) -> None:
     """Measure every chosen method, writing results into `folder` after each one."""
     for share in options.shares:
         checks.number("shares", share, low=0, high=0.9)
     runner.configure(options.precision)
     federation = fedamp_jax.data.federation(options.dataset, "practical", data_dir=options.data_dir, seed=options.seed)
+    check_shares(options.shares, len(federation.train.size))
     task = common.make_task(options, federation)
     available = common.make_algorithms("practical", options, federation, task)
     names = runner.chosen(options.methods, available)
@@ -198,7 +212,7 @@ def execute(options: Options, folder: Path) -> None:
         report.write_json(results, folder / "results.json")
     plotting.save(draw(results), folder / "faulty.png")
     outputs.console.print(table(results))
-    outputs.console.print(f"Figure: {folder / 'faulty.png'}", highlight=False)
+    outputs.console.print(f"Figure: {folder / 'faulty.png'}", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

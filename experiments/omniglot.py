@@ -39,8 +39,9 @@ class Options(pflego_common.Options):
 
     dataset: Literal["digits", "omniglot"] = "digits"
     """digits is bundled, a stand-in; omniglot is read from --data-dir, or downloaded."""
-    rotations: Literal["train", "pooled", "none"] = "train"
-    """Copies turned by 90, 180, 270 degrees: in training only; of everything before the split; or none."""
+    rotations: Literal["train", "pooled", "none"] | None = None
+    """Copies turned by 90, 180, 270 degrees: in training only, the default of omniglot; of everything before the split;
+    or none. The digits are not turned."""
 
 
 @dataclasses.dataclass
@@ -94,7 +95,8 @@ def execute(options: Options, folder: Path) -> dict[str, Any]:
     if isinstance(source, Omniglot):
         if options.chunk is None:  # a full batch of 3,300 drawings makes gigabytes of activations
             options = dataclasses.replace(options, chunk=1 if jax.default_backend() == "cpu" else 5)
-        federation, model = alphabets(source, options.rotations, options.seed), fedamp_jax.models.omniglot_cnn
+        federation = alphabets(source, options.rotations or "train", options.seed)
+        model = fedamp_jax.models.omniglot_cnn
     else:
         federation, model = stand_in(source, options.seed), fedamp_jax.models.mlp
     task = model(int(federation.train.classes.max()), shape=federation.train.x.shape[2:])
@@ -111,12 +113,17 @@ def execute(options: Options, folder: Path) -> dict[str, Any]:
 
 def variants_of(command: Command) -> list[parts.Variant]:
     """The options of one run for every participation asked for."""
+    digits = command.dataset == "digits"
+    rotations = command.rotations or ("none" if digits else "train")
+    if digits and rotations != "none":
+        raise ValueError(f"--rotations {rotations} is for --dataset omniglot: the digits, a stand-in, are not turned")
     variants = []
     for share in command.participation:
-        one = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
-        rounds = 30 if command.dataset == "digits" else settings.OMNIGLOT_ROUNDS
+        one = {**{f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}, "rotations": rotations}
+        rounds = 30 if digits else settings.OMNIGLOT_ROUNDS
         options = pflego_common.finish(Options(**{**one, "participation": share}), rounds)
-        variants.append(parts.Variant(f"{share:.0%} invited" if len(command.participation) > 1 else "", options))
+        title = f"{outputs.percent(share)} invited" if len(command.participation) > 1 else ""
+        variants.append(parts.Variant(title, options))
     return variants
 
 
@@ -124,7 +131,7 @@ def main() -> None:
     """Run from the command line."""
     command = command_line.parse(Command, __doc__, "omniglot")
     with command_line.errors_for_people():
-        runner.use_devices(command.devices)
+        runner.use_devices(command)
         folder = Path(command.out) if command.out else outputs.default_folder("omniglot", command)
         parts.run("omniglot", variants_of(command), command.seeds, folder, execute)
 

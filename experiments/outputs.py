@@ -7,13 +7,14 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import optax
+import records
 from jax.experimental import multihost_utils
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -43,16 +44,28 @@ def default_folder(experiment: str, options: Any) -> Path:
     return Path("results") / "-".join([experiment, options.dataset, *changed])
 
 
+def percent(share: float) -> str:
+    """A share in percent, with as many decimals as it has.
+
+    >>> percent(0.1), percent(0.104)
+    ('10%', '10.4%')
+    """
+    return f"{100 * share:.10g}%"
+
+
 def refuse_other(folder: Path, mine: Mapping[str, Any]) -> dict[str, Any] | None:
     """What `results.json` in the folder holds of this run, None if there is none.
 
     Raises:
-        ValueError: if it is of another run than `mine`, the experiment's name and settings.
+        ValueError: if the folder is a file, or holds another run than `mine`, the experiment's name and settings.
     """
+    file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+    if file is not None:
+        raise ValueError(f"--out {file} is a file; give a folder")
     path = folder / "results.json"
     if not path.exists():
         return None
-    found = json.loads(path.read_text())
+    found = records.load(path)
     theirs = {"experiment": found["experiment"], **found["settings"]}
     other = [f"{k}: {theirs.get(k)!r} there, {mine.get(k)!r} now" for k in mine if theirs.get(k) != mine.get(k)]
     if other:
@@ -60,28 +73,51 @@ def refuse_other(folder: Path, mine: Mapping[str, Any]) -> dict[str, Any] | None
     return found
 
 
-def open_folder(folder: Path, options: Any, experiment: str) -> dict[str, Any]:
-    """Claim the folder for this run; with --resume, what it holds of it already.
+def claim(
+    folder: Path, mine: Mapping[str, Any], resume: bool, inside: Sequence[str] = ("checkpoints",)
+) -> dict[str, Any] | None:
+    """Make sure that the folder is this run's to write to; what `results.json` holds there, None if there is none.
+
+    Args:
+        folder: need not exist yet.
+        mine: the experiment's name and settings.
+        resume: whether to go on with what is there. Nothing of it is ever made anew without being asked.
+        inside: what a run that has no results yet leaves there.
 
     Raises:
-        ValueError: if it holds another run, or files of something else.
+        ValueError: if it holds another run, files of something else, or, without `resume`, this run.
     """
-    found = refuse_other(folder, {"experiment": experiment, **settings_of(options)})
-    if found is None and folder.exists() and any(folder.iterdir()) and not (folder / "checkpoints").exists():
+    found = refuse_other(folder, mine)
+    begun = found is not None or any((folder / name).exists() for name in inside)
+    if begun and not resume:
+        raise ValueError(
+            f"--out {folder} holds results or checkpoints already: go on with --resume, which keeps what is there, "
+            "or remove the folder"
+        )
+    if not begun and folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--out {folder} holds other files; give an empty or new folder")
-    if not options.resume:
-        remove(folder / "checkpoints")
-    return found["methods"] if found and options.resume else {}
+    meet(f"looked into {folder}")  # before the first of several processes writes what the others would find
+    return found
+
+
+def open_folder(folder: Path, options: Any, experiment: str) -> dict[str, Any]:
+    """Claim the folder for one run; the methods that it holds already. Raises as `claim`."""
+    found = claim(folder, {"experiment": experiment, **settings_of(options)}, options.resume)
+    return found["methods"] if found else {}
 
 
 def remove(folder: Path) -> None:
     """Remove a folder, if it is there; of several processes the first does, once all of them have come here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"before removing {folder}")
+    meet(f"before removing {folder}")
     if jax.process_index() == 0:
         shutil.rmtree(folder, ignore_errors=True)
+    meet(f"after removing {folder}")
+
+
+def meet(place: str) -> None:
+    """Wait until all of several processes have come here."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"after removing {folder}")
+        multihost_utils.sync_global_devices(place)
 
 
 def describe_device() -> str:

@@ -50,20 +50,21 @@ def run(
         train: runs one part.
 
     Raises:
-        ValueError: a seed or a variant comes twice, or the folder holds another run.
+        ValueError: a seed or a variant comes twice, or the folder is not free (`outputs.claim`).
     """
-    for name, values in (("seeds", list(seeds)), ("settings", [v.title for v in variants])):
+    for name, values in (("seeds", [str(s) for s in seeds]), ("settings", [v.title for v in variants])):
         if len(set(values)) < len(values):
-            raise ValueError(f"{name} must differ, got {values}")
+            raise ValueError(f"{name} must differ, got {', '.join(values)}: leave out what comes twice")
     several = len(variants) > 1
     if several:
-        outputs.refuse_other(folder, {"experiment": experiment, **_settings(variants, seeds)})
+        mine = {"experiment": experiment, **_settings(variants, seeds)}
+        outputs.claim(folder, mine, variants[0].options.resume, [_slug(v.title) for v in variants])
     results = {}
     for title, options in variants:
         inside = folder / _slug(title) if several else folder
         results[title] = _all_seeds(experiment, options, seeds, inside, train)
     if not several:
-        outputs.console.print(f"Report: {folder / 'report.html'}", highlight=False)
+        outputs.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
         return results[variants[0].title]
     summary = summarize(experiment, variants, seeds, results)
     report.write_json(summary, folder / "results.json")
@@ -76,7 +77,7 @@ def _all_seeds(experiment: str, options: Any, seeds: Sequence[int], folder: Path
     if len(seeds) < 2:
         return train(dataclasses.replace(options, seed=seeds[0]) if seeds else options, folder)
     mine = {"experiment": experiment, **outputs.settings_of(options), "seed": None, "seeds": list(seeds)}
-    outputs.refuse_other(folder, mine)
+    outputs.claim(folder, mine, options.resume, [f"seed={s}" for s in seeds])
     runs = [train(dataclasses.replace(options, seed=s), folder / f"seed={s}") for s in seeds]
     combined = combine(runs, seeds)
     outputs.write_files(combined, folder)
@@ -163,7 +164,8 @@ def write_summary_report(summary: Mapping[str, Any], results: Mapping[str, Mappi
     plotting.save(figure, folder / "panels.png")
     plotting.replace(folder / "report.html", report.html(page, {"Convergence": figure}).encode())
     outputs.console.print(report.table(page))
-    outputs.console.print(f"Report: {folder / 'report.html'}; each part has one of its own.", highlight=False)
+    text = f"Report: {folder / 'report.html'}; each part has one of its own."
+    outputs.console.print(text, highlight=False, soft_wrap=True)
 
 
 def _slug(title: str) -> str:

@@ -14,6 +14,18 @@ Method = dict[str, Any]
 _DIGITS = 4  # decimals of an accuracy in percent, and of a weight, that a slimmed file keeps
 _LARGE = 32  # clients from which on a slimmed file does without xi, which would be nearly all of it
 
+# What every result file has, and what its readers need of settings and of a method's entry, by experiment.
+_HEAD = ("experiment", "dataset", "created", "command", "settings", "versions", "device", "rounds")
+_SETTINGS = {
+    "iid": ("model",), "pathological": ("model",), "practical": ("model",), "ablation": ("model", "sigma"),
+    "faulty": ("shares", "attacks"),
+}  # fmt: skip
+_NUMBERS = ("bmta", "best_round", "accuracy", "seconds")
+_ENTRY = {
+    "faulty": ("clean", "attacks"), "degrees": (*_NUMBERS, "last_rounds"), "omniglot": (*_NUMBERS, "last_rounds"),
+}  # fmt: skip
+_THEOREM = ("K", "gap", "bound", "B", "gap_eq5", "slope")
+
 
 class Record(NamedTuple):
     """A result file.
@@ -50,25 +62,62 @@ class Row(NamedTuple):
         return theirs, self.run["rounds"], len(own.get("seeds") or [1]), self.run["created"]
 
 
-def read(paths: Sequence[str | Path]) -> list[Record]:
-    """The records in files, or in the `results.json` of folders.
+def load(file: Path) -> dict[str, Any]:
+    """What a result file holds, once it is sure that nothing is missing that its readers need.
 
     Raises:
-        FileNotFoundError: a path holds none.
-        ValueError: a file is none of ours.
+        FileNotFoundError: there is no such file.
+        ValueError: it is none of ours.
     """
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist; give results.json files, or the folders they are in")
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from None
+    try:
+        _check(content)
+    except ValueError as error:
+        raise ValueError(f"{file} is not one of our result files: {error}") from None
+    return content
+
+
+def _check(content: Any) -> None:
+    """Refuse what lacks something."""
+    _need("it", content, _HEAD)
+    experiment = str(content["experiment"])
+    for key in ("settings", "versions"):
+        _need(key, content[key], ())
+    if experiment == "convergence":
+        for key in ("theorem1", "theorem2"):
+            _need(key, content.get(key), _THEOREM)
+        return
+    parts = content.get("parts", {"it": content})
+    _need("parts", parts, ())
+    if not parts:
+        raise ValueError("it has no parts")
+    for title, part in parts.items():
+        _need(title, part, ("settings", "methods"))
+        _need("settings", part["settings"], ("participation", "drop_rate", *_SETTINGS.get(experiment, ())))
+        _need("methods", part["methods"], ())
+        for name, entry in part["methods"].items():
+            _need(name, entry, _ENTRY.get(experiment, _NUMBERS))
+
+
+def _need(what: str, found: Any, keys: Sequence[str]) -> None:
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} must be an object, with names and values")
+    for key in keys:
+        if key not in found:
+            raise ValueError(f"{what} has no {key!r}")
+
+
+def read(paths: Sequence[str | Path]) -> list[Record]:
+    """The records in files, or in the `results.json` of folders. Raises as `load`."""
     records = []
     for path in map(Path, paths):
         file = path / "results.json" if path.is_dir() else path
-        if not file.is_file():
-            raise FileNotFoundError(f"{file} does not exist; give results.json files, or the folders they are in")
-        try:
-            content = json.loads(file.read_text())
-        except ValueError as error:
-            raise ValueError(f"{file} is no JSON: {error}") from None
-        if not isinstance(content, dict) or "experiment" not in content:
-            raise ValueError(f"{file} is not one of our result files: it has no 'experiment'")
-        records.append(Record(file.parent.name if file.name == "results.json" else file.stem, content))
+        records.append(Record(file.parent.name if file.name == "results.json" else file.stem, load(file)))
     return records
 
 

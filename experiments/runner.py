@@ -20,25 +20,26 @@ from fedamp_jax.plan import plan, plan_offloaded
 
 def chosen(methods: tuple[str, ...], available: dict[str, Algorithm]) -> list[str]:
     """The methods asked for, in the order of the tables; names in any case."""
-    by_name = {name.lower(): name for name in available}
-    wanted: set[str] = set()
+    by_name = {name.lower(): [name] for name in available}
+    by_name["all"] = list(available)
+    if set(settings.PAPER_METHODS) <= set(available):
+        by_name["paper"] = list(settings.PAPER_METHODS)
     for method in methods:
-        if method.lower() == "all":
-            wanted |= set(available)
-        elif method.lower() == "paper":
-            wanted |= set(settings.PAPER_METHODS) & set(available)
-        else:
-            checks.choice("methods", method.lower(), (*by_name, "all", "paper"))
-            wanted.add(by_name[method.lower()])
+        checks.choice("methods", method.lower(), tuple(by_name))
+    wanted = {name for method in methods for name in by_name[method.lower()]}
     return [name for name in available if name in wanted]
 
 
-def use_devices(devices: int | None) -> None:
-    """Cut a CPU into `devices`, by default one for each core; not in a process that others wait for."""
-    if devices is not None:
-        checks.whole("devices", devices, low=1)
+def use_devices(options: Any) -> None:
+    """Cut a CPU into `--devices`, by default one for each core; not in a process that others wait for."""
+    if options.devices is not None:
+        checks.whole("devices", options.devices, low=1)
+    if options.offload and (options.devices or 1) > 1:
+        raise ValueError(f"--offload is for one device: leave out --offload, or --devices {options.devices}")
     if not jax.distributed.is_initialized():
-        fedamp_jax.sharding.cut_cpu(devices)
+        fedamp_jax.sharding.cut_cpu(options.devices)
+    elif options.offload and jax.process_count() > 1:
+        raise ValueError("--offload is for a single process: leave out --offload, or run the script without launch")
 
 
 def mesh_for(options: Any) -> jax.sharding.Mesh | None:
@@ -192,7 +193,8 @@ def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:
 
 def configure(precision: str) -> None:
     """Set JAX up for training: the precision of matrix products, and compiled programs that are kept between runs."""
-    jax.config.update("jax_default_matmul_precision", None if precision == "default" else precision)
+    if precision != "default":  # which is JAX's own, or that of JAX_DEFAULT_MATMUL_PRECISION
+        jax.config.update("jax_default_matmul_precision", precision)
     cache_compilations()
 
 

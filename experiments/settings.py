@@ -10,6 +10,7 @@ import numpy as np
 
 # Names and order of the FedAMP paper's tables, then the other methods of the PFLEGO paper, oldest first.
 PAPER_METHODS = ("Separate", "FedAvg", "FedProx", "FedAvg-FT", "FedProx-FT", "SCAFFOLD", "APFL", "FedAMP", "HeurFedAMP")
+METHODS = (*PAPER_METHODS, "Ditto", "FedPer", "FedRep", "FedBABU", "FedRecon", "PFLEGO")
 
 # Appendix C, "Details of Implementations" and "Settings of Hyperparameters".
 LEARNING_RATE = 1e-3  # Adam

@@ -68,8 +68,8 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
 def _conditions(own: dict[str, Any]) -> str:
     """What sets a run of these settings apart from those of the tables, in words."""
     words = [settings.DEGREES[own["degree"]]] if own.get("degree") else []
-    words += [f"{own['participation']:.0%} invited"] * (own["participation"] != 1 or bool(words))
-    words += [f"{own['drop_rate']:.0%} dropped"] * bool(own["drop_rate"])
+    words += [f"{outputs.percent(own['participation'])} invited"] * (own["participation"] != 1 or bool(words))
+    words += [f"{outputs.percent(own['drop_rate'])} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
     steps = {**settings.LOCAL_STEPS, **settings.PFLEGO_STEPS}
@@ -96,7 +96,7 @@ def faulty_clients(record: Record) -> list[str]:
     """What becomes of the honest, for every attack at the largest share of faulty clients."""
     content = record.content
     own = content["settings"]
-    share = f"{max(own['shares']):.0%}"
+    share = outputs.percent(max(own["shares"]))
     body = []
     for name, method in content["methods"].items():
         cells = [number(method["clean"])]
@@ -144,12 +144,30 @@ def runs(records: Sequence[Record], measured: Sequence[Row]) -> list[str]:
         version = ", ".join(f"{name} {value}" for name, value in content["versions"].items())
         out.append(f"### {record.name}")
         note = f"\n\nNote: {content['note']}." if content.get("note") else ""
-        out.append(f"`{content['command']}`\n\n{content['device']}; {version}; {content['created']}{note}")
+        out.append(f"`{whole_command(content)}`\n\n{content['device']}; {version}; {content['created']}{note}")
         mine = [row for row in measured if row.record is record]
         if mine:
             head = ["method", "setting", "rounds", "best round", "seconds", "s / round", "clients rejected"]
             out.append(table(head, [_run_line(row) for row in mine]))
     return out
+
+
+def whole_command(content: dict[str, Any]) -> str:
+    """The command that makes all that a result file holds, which several commands with --resume may have made."""
+    # The last of a command's --methods counts, and is left out with all its values.
+    words, of_methods = [], False
+    for word in shlex.split(content["command"]):
+        if word.startswith("--"):
+            of_methods = word.split("=")[0] == "--methods"
+        if not of_methods and word not in ("--resume", "--no-resume"):
+            words.append(word)
+    part = next(iter(content.get("parts", {"": content}).values()))
+    held = tuple(part.get("methods", ()))
+    pflego = {"degrees": settings.PFLEGO_METHODS, "omniglot": settings.OMNIGLOT_METHODS}
+    every = {**pflego, "ablation": tuple(ablation.VARIANTS)}.get(content["experiment"], settings.METHODS)
+    if held and set(held) != set(every):
+        words += ["--methods", *(["paper"] if held == settings.PAPER_METHODS else held)]
+    return shlex.join(words)
 
 
 def _run_line(row: Row) -> list[str]:
@@ -205,7 +223,7 @@ def execute(options: Options) -> None:
         raise ValueError(f"result files must have different names, or lie in folders with different names; got {names}")
     if options.slim is not None:
         for record in records:
-            outputs.console.print(str(slim(record, Path(options.slim), options.note)), highlight=False)
+            outputs.console.print(str(slim(record, Path(options.slim), options.note)), highlight=False, soft_wrap=True)
         return
     command = shlex.join(["python", "experiments/tables.py"])
     if options.write is None:
@@ -217,7 +235,7 @@ def execute(options: Options) -> None:
     for name, figure in figures(records).items():
         images.append(f"figures/{plotting.save(figure, path.parent / 'figures' / f'{name}.png', dpi=110).name}")
     plotting.replace(path, page(records, command, images).encode())
-    outputs.console.print(str(path), highlight=False)
+    outputs.console.print(str(path), highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@
 (20,)
 """
 
-from fedamp_jax import attention, data, metrics, models, sharding, stacked
+from fedamp_jax import attention, data, metrics, models, plan, sharding, stacked
 from fedamp_jax._version import __version__
 from fedamp_jax.algorithms import (
     apfl,
@@ -66,6 +66,7 @@ __all__ = [
     "metrics",
     "models",
     "pflego",
+    "plan",
     "round",
     "run",
     "sample_online",

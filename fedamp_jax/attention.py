@@ -24,13 +24,17 @@ def scad(t: Array, sigma: Array, a: float = 3.7) -> Array:
     """`log A'(t)` of the smoothly clipped absolute deviation (Fan and Li 2001): flat to sigma, then linear to `a
     sigma`.
     """
-    relative = jnp.clip((a - t / sigma) / (a - 1.0), 0.0, 1.0)
-    return jnp.log(relative) - jnp.log(sigma)
+    return _log(jnp.clip((a - t / sigma) / (a - 1.0), 0.0, 1.0)) - jnp.log(sigma)
 
 
 def mcp(t: Array, sigma: Array, gamma: float = 2.0) -> Array:
     """`log A'(t)` of the minimax concave penalty (Zhang 2010): falls linearly to zero at `gamma sigma`."""
-    return jnp.log(jnp.clip(1.0 - t / (gamma * sigma), 0.0, 1.0)) - jnp.log(sigma)
+    return _log(jnp.clip(1.0 - t / (gamma * sigma), 0.0, 1.0)) - jnp.log(sigma)
+
+
+def _log(a: Array) -> Array:
+    """The logarithm, -inf at 0 with a derivative of 0 there, where the logarithm's own would make NaN of it."""
+    return jnp.where(a > 0, jnp.log(jnp.where(a > 0, a, 1.0)), -jnp.inf)
 
 
 def _with_self(off: Array, self_weight: Array) -> Array:
@@ -38,9 +42,14 @@ def _with_self(off: Array, self_weight: Array) -> Array:
     return jnp.where(jnp.eye(off.shape[0], dtype=bool), self_weight[:, None], off)
 
 
+def given_to_self(xi: Array) -> Array:
+    """`[M]` float32, the diagonal of `xi [M, M]`; NaN for a client with a weight that is not finite."""
+    return jnp.where(jnp.all(jnp.isfinite(xi), axis=1), jnp.diagonal(xi), jnp.nan)
+
+
 def _edges(hears: Array, sends: Array) -> Array:
     """`[M, M]` bool: j's model may reach i. A client reaches itself only through `xi_ii`."""
-    hears, sends = layout.everywhere((hears, sends))
+    hears, sends = layout.everywhere((jnp.asarray(hears), jnp.asarray(sends)))
     return hears[:, None] & sends[None] & ~jnp.eye(hears.shape[0], dtype=bool)
 
 
@@ -54,7 +63,9 @@ def _normalised(score: Array, edges: Array, self_weight: Array) -> Array:
     share = jnp.exp(score - jnp.where(anyone, top, jnp.zeros_like(top)))
     total = jnp.sum(share, axis=1, keepdims=True)
     share = share / jnp.where(anyone, total, jnp.ones_like(total))
-    xi_ii = jnp.where(anyone[:, 0], layout.per_client(self_weight, score.shape[0]), 1.0)
+    xi_ii = jnp.where(
+        anyone[:, 0], layout.per_client("self_weight", jnp.asarray(self_weight, jnp.float32), score.shape[0]), 1.0
+    )
     return _with_self(share * (1.0 - xi_ii)[:, None], xi_ii)
 
 
@@ -87,8 +98,7 @@ def fedamp_weights(
         `[M, M]` float32, rows sum to 1.
 
     >>> w = {"w": jnp.array([[0.0], [0.1], [9.0]])}
-    >>> all3, one, half = jnp.ones(3, bool), jnp.float32(1), jnp.float32(0.5)
-    >>> xi = fedamp_weights(w, all3, all3, sigma=one, alpha=one, self_weight=half)
+    >>> xi = fedamp_weights(w, [True] * 3, [True] * 3, sigma=1.0, alpha=1.0, self_weight=0.5)
     >>> [round(float(v), 3) for v in xi[0]]
     [0.5, 0.5, 0.0]
     """
@@ -97,7 +107,10 @@ def fedamp_weights(
     if self_weight is not None:
         return _normalised(score, edges, self_weight)
     off = jnp.where(edges, alpha * jnp.exp(score), 0.0)
-    return _with_self(off, 1.0 - jnp.sum(off, axis=1))
+    own = 1.0 - jnp.sum(off, axis=1)
+    # With the largest alpha that is allowed it is 0, but for the rounding of M numbers.
+    rounding = len(own) * jnp.finfo(own.dtype).eps
+    return _with_self(off, jnp.where((own < 0) & (own > -rounding), 0.0, own))
 
 
 def heurfedamp_weights(params: PyTree, hears: Array, sends: Array, *, sigma: Array, self_weight: Array) -> Array:
@@ -112,5 +125,10 @@ def heurfedamp_weights(params: PyTree, hears: Array, sends: Array, *, sigma: Arr
 
     Returns:
         `[M, M]` float32, rows sum to 1, nothing negative.
+
+    >>> w = {"w": jnp.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])}
+    >>> xi = heurfedamp_weights(w, [True] * 3, [True] * 3, sigma=10.0, self_weight=0.5)
+    >>> [round(float(v), 3) for v in xi[0]]
+    [0.5, 0.5, 0.0]
     """
     return _normalised(sigma * stacked.cosines(params), _edges(hears, sends), self_weight)

@@ -1,6 +1,7 @@
 """What a run keeps: its result, how an evaluation is added to it, and the bar that shows it."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,27 @@ def record(result: Run, k: int, accuracy: np.ndarray, info: Info, observe: Calla
     result.xi = None if info.xi is None else np.asarray(info.xi)
     for name, value in (observe(info) if observe else {}).items():
         result.observed.setdefault(name, []).append(float(value))
+
+
+def warn_if_lost(info: Info) -> None:
+    """Warn if nobody's training of a round counts: a run that goes on like that learns nothing more."""
+    rejected = np.asarray(info.rejected)
+    if rejected.any() and rejected.sum() == (np.asarray(info.epochs) > 0).sum():
+        warnings.warn(
+            "local training gave every client of a round numbers that are not finite, so all of it was thrown away: "
+            "lower the learning rate, or FedAMP's lam / alpha (learning rate * lam / alpha must stay below 2)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_nothing(checkpoint_dir: Any, done: int) -> None:
+    """Warn that what is returned was trained before, perhaps with settings that no fingerprint tells."""
+    warnings.warn(
+        f"the checkpoint in {checkpoint_dir} has {done} rounds already: it is returned, and nothing is trained. For "
+        "more rounds raise `rounds`; for other settings take another folder, or give `fingerprint` to tell them apart",
+        stacklevel=3,
+    )
 
 
 def bar(shown: bool) -> Progress:

@@ -36,6 +36,7 @@ class Checkpoints:
 
     Raises:
         TypeError: if `fingerprint` holds what JSON has no word for.
+        ValueError: if there is a file in place of the folder.
     """
 
     def __init__(self, directory: str | Path, fingerprint: dict[str, Any] | None, keep: int = 3):
@@ -48,6 +49,8 @@ class Checkpoints:
             raise TypeError(f"fingerprint must hold what JSON can hold: {error}") from None
         self._ocp = ocp
         self._directory = Path(directory).absolute()
+        if self._directory.is_file():
+            raise ValueError(f"checkpoint_dir={str(directory)!r} is a file: give a folder")
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
@@ -61,7 +64,7 @@ class Checkpoints:
         result = dataclasses.replace(result, **{n: copy.deepcopy(getattr(result, n)) for n in (*_BOOKS, *_ARRAYS)})
         arrays = {name: getattr(result, name) for name in _ARRAYS}
         # By number instead of by name, so that a state may hold what orbax has no path for; `_shapes` tells the names.
-        leaves = {f"state{i}": a for i, a in enumerate(jax.tree.leaves(result.state))} | arrays
+        leaves = {f"state{i}": _plain(a) for i, a in enumerate(jax.tree.leaves(result.state))} | arrays
         leaves = {name: a for name, a in leaves.items() if a is not None and a.size}  # orbax takes no empty arrays
         books = {name: getattr(result, name) for name in _BOOKS}
         books["arrays"] = {name: None if a is None else [str(a.dtype), *a.shape] for name, a in arrays.items()}
@@ -95,7 +98,8 @@ class Checkpoints:
             parts: Any = self._manager.restore(
                 done, args=to.Composite(books=to.JsonRestore(), fingerprint=to.JsonRestore())
             )
-        books, fresh = parts.books, jax.tree.leaves(result.state)
+        books, kinds = parts.books, jax.tree.leaves(result.state)
+        fresh = [_plain(a) for a in kinds]
         shapes = self._refuse_other(parts.fingerprint, books, result)
         described = {name: d for name, d in books["arrays"].items() if d is not None}
         like = {name: np.zeros(shape, dtype) for name, (dtype, *shape) in described.items()}
@@ -105,7 +109,7 @@ class Checkpoints:
             found: Any = self._manager.restore(done, args=to.Composite(arrays=wanted))
         read = {**like, **found.arrays}
         m = len(result.rejected)
-        placed = [_placed(read[f"state{i}"], a, m) for i, a in enumerate(fresh)]
+        placed = [_as(kind, _placed(read[f"state{i}"], a, m)) for i, (kind, a) in enumerate(zip(kinds, fresh))]
         result.state = jax.tree.unflatten(jax.tree.structure(result.state), placed)
         for name in _BOOKS:
             setattr(result, name, books[name])
@@ -203,6 +207,20 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {text if len(text) < 400 else f'{text[:200]} ... {text[-200:]}'}"
 
 
+def _is_key(a: Any) -> bool:
+    return jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+
+
+def _plain(a: jax.Array) -> jax.Array:
+    """The numbers of a leaf: those within, if it holds keys of a generator, which no file can."""
+    return jax.random.key_data(a) if _is_key(a) else a
+
+
+def _as(kind: jax.Array, a: jax.Array) -> jax.Array:
+    """The way back: keys where `kind` holds keys."""
+    return jax.random.wrap_key_data(a, impl=jax.random.key_impl(kind)) if _is_key(kind) else a
+
+
 def _like(a: jax.Array, shape: list[int]) -> Any:
     """What to restore a leaf as: placed as the fresh one, or on the host if it is of another shape or not placed yet.
 
@@ -231,4 +249,4 @@ def _rows(result: Any) -> int:
 def _shapes(state: Any) -> dict[str, list[Any]]:
     """`path -> [dtype, *shape]` of every array of a state, in order."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path): [str(a.dtype), *a.shape] for path, a in leaves}
+    return {jax.tree_util.keystr(path): [str(a.dtype), *a.shape] for path, a in ((p, _plain(a)) for p, a in leaves)}

@@ -12,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fedamp_jax import books, checks, layout, memory, offload, sharding
+from fedamp_jax import attention, books, checks, layout, memory, offload, sharding
 from fedamp_jax.books import Run
 from fedamp_jax.checkpoint import describe, opened
 from fedamp_jax.interrupt import StopOnSignal, Stopped
 from fedamp_jax.local import chunk_size, fitting
 from fedamp_jax.types import Algorithm, Array, Data, Device, Info, Task, Variables
 
-# Evaluated at once, of one client and of all: bounds the memory of activations.
-_EXAMPLES, _TOGETHER = 256, 4096
+# Evaluated at once, of one client and of all: bounds the memory of activations, for ResNet18 to 3 GiB.
+_EXAMPLES, _TOGETHER = 256, 512
 
 
 class NegativeSelfWeightError(ValueError):
-    """Eq. 5 with this alpha gives a client a negative weight on its own model.
+    """Eq. 5 with this alpha gives a client a negative weight on its own model, or its weights are not finite.
 
     Attributes:
         state: the algorithm's state; the models in it are unchanged by the round that was refused.
@@ -40,17 +40,19 @@ def _round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[An
 
 
 @functools.lru_cache(maxsize=64)
-def _need(algorithm: Algorithm, tree: Any, kinds: tuple) -> memory.Need:
+def _need(algorithm: Algorithm, chunk: int | None, tree: Any, kinds: tuple) -> memory.Need | None:
     """What a round of arguments of these kinds takes; it is compiled for this, and not again when it is called."""
     shapes = [jax.ShapeDtypeStruct(*kind[:2], weak_type=kind[2], sharding=kind[3]) for kind in kinds]
-    return memory.need(_round.lower(algorithm, *jax.tree.unflatten(tree, shapes)).compile())
+    with fitting(chunk):
+        return memory.need_if_compiled(_round.lower(algorithm, *jax.tree.unflatten(tree, shapes)))
 
 
-def _need_of(algorithm: Algorithm, *args: Any) -> memory.Need:
+def _need_of(algorithm: Algorithm, args: tuple, chunk: int | None = None) -> memory.Need | None:
     leaves, tree = jax.tree.flatten(args)
     kinds = [jax.typeof(a) for a in leaves]
-    placed = [a.sharding if a.committed else None for a in leaves]
-    return _need(algorithm, tree, tuple((k.shape, k.dtype, k.weak_type, p) for k, p in zip(kinds, placed, strict=True)))
+    placed = [a.sharding if getattr(a, "committed", False) else None for a in leaves]
+    kinds = tuple((k.shape, k.dtype, k.weak_type, p) for k, p in zip(kinds, placed, strict=True))
+    return _need(algorithm, chunk, tree, kinds)
 
 
 def _fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> contextlib.AbstractContextManager:
@@ -60,7 +62,8 @@ def _fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> context
         return contextlib.nullcontext()
     mesh = layout.active()
     clients = data.y.shape[0] // (mesh.size if mesh else 1)
-    return fitting(memory.side_by_side(_need_of(algorithm, state, data, key), clients, room))
+    taken = functools.partial(_need_of, algorithm, (state, data, key))
+    return fitting(memory.side_by_side(taken, clients, room))
 
 
 def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
@@ -68,7 +71,8 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
 
     Args:
         algorithm: static; keep one object, as every new one compiles anew.
-        state: what `algorithm.init` or the last round returned. Its buffers are given away: use the new state.
+        state: what `algorithm.init` or the last round returned. Its buffers are given away: use the new state, and
+            copy models that `personalize` took from an old one and that you want to keep.
         data: the training data; `data.online` says who takes part.
         key: a PRNG key for this round, such as `jax.random.fold_in(key, k)`.
 
@@ -76,8 +80,9 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
         The new state, and `Info`.
 
     Raises:
-        NegativeSelfWeightError: FedAMP without `self_weight` and with too large an alpha. The error's `state` replaces
-            the one given away.
+        ValueError: a state that an earlier round was given.
+        NegativeSelfWeightError: FedAMP without `self_weight` and with too large an alpha, or with a schedule that is
+            not finite. The error's `state` replaces the one given away.
         MemoryError: the device is too small; it says what to do.
 
     >>> import jax, optax, fedamp_jax
@@ -91,21 +96,32 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     >>> info.xi.shape
     (20, 20)
     """
+    if any(isinstance(a, jax.Array) and not isinstance(a, Tracer) and a.is_deleted() for a in jax.tree.leaves(state)):
+        raise ValueError(
+            "this state was given away to an earlier round: use the one that it returned, or make a new one"
+        )
     if offload.active() is not None:
         state, info = offload.call(algorithm.round, key, state, data)
     else:
-        taken = functools.partial(_need_of, algorithm, state, data, key)
+        taken = functools.partial(_need_of, algorithm, (state, data, key))
         with sharding.over(data), memory.explained(taken), _fitted(algorithm, state, data, key):
             state, info = _round(algorithm, state, data, key)
-    if info.xi is not None:
-        own = np.asarray(jnp.diagonal(info.xi))
-        if (own < 0).any():
-            worst = int(np.argmin(own))
-            error = NegativeSelfWeightError(
-                f"client {int(data.id[worst])}'s self weight xi_ii = 1 - sum_j xi_ij is {own[worst]:.4g}, so its cloud "
-                f"model would be no convex combination. Either make alpha at least {1 - own[worst]:.4g} times smaller, "
-                "or give self_weight (Appendix C: 1 / (N_i + 1)), which normalises the other weights to 1 - xi_ii."
-            )
+    if info.xi is not None and not isinstance(info.xi, Tracer):
+        own = np.asarray(attention.given_to_self(info.xi))
+        if not (own >= 0).all():
+            worst = int(np.argmin(own))  # a NaN comes before all numbers
+            if np.isnan(own[worst]):
+                says = (
+                    "weights are not finite: in this round sigma or alpha is 0, or one of them or self_weight is no "
+                    "finite number. Of self_weight there must be one number, or one for each client."
+                )
+            else:
+                says = (
+                    f"self weight xi_ii = 1 - sum_j xi_ij is {own[worst]:.4g}, so its cloud model would be no convex "
+                    f"combination. Either make alpha at least {1 - own[worst]:.4g} times smaller, or give self_weight "
+                    "(Appendix C: 1 / (N_i + 1)), which normalises the other weights to 1 - xi_ii."
+                )
+            error = NegativeSelfWeightError(f"client {int(data.id[worst])}'s {says}")
             error.state = state
             raise error
     return state, info
@@ -122,6 +138,9 @@ def evaluate(task: Task, variables: Variables, data: Data) -> Array:
     Returns:
         `[M]` float32 in 0..1.
 
+    Raises:
+        ValueError: if the data have more classes than the model has outputs, or there are not M models.
+
     >>> import jax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
@@ -129,6 +148,13 @@ def evaluate(task: Task, variables: Variables, data: Data) -> Array:
     >>> fedamp_jax.evaluate(task, models, test).shape
     (20,)
     """
+    if not isinstance(variables, Variables):
+        kind = type(variables).__name__
+        raise TypeError(f"variables must be what algorithm.personalize(key, state, data) gives, got a {kind}")
+    m, rows = data.y.shape[0], {a.shape[:1] for a in jax.tree.leaves(variables)}
+    if rows != {(m,)}:
+        raise ValueError(f"variables must hold one model for each of {m} clients, leaves [{m}, ...]; got axes {rows}")
+    checks.fits(task, data)
     if offload.active() is not None:
         return offload.call(_accuracies, variables, data, static=(task,))
     with sharding.over(data):
@@ -191,7 +217,7 @@ def sample_online(
         key: a PRNG key.
         m: number of clients.
         participation: share in (0, 1]; a whole number of clients, at least one, drawn without replacement.
-        drop_rate: share in [0, 1) of the invited that drop out, a whole number of clients.
+        drop_rate: share in [0, 1) of the invited that drop out, rounded to a whole number of clients, which may be 0.
         ids: `[m]` int32, such as `data.id`: the draw follows them, so that it does not depend on the order of clients.
             None: they increase.
 
@@ -199,26 +225,29 @@ def sample_online(
         `[m]` bool.
 
     Raises:
-        ValueError: if a share is out of range.
+        ValueError: if a share is out of range, or if all that are invited drop out.
 
     >>> int(sample_online(jax.random.key(0), 100, participation=0.2, drop_rate=0.5).sum())
     10
     """
     checks.whole("m", m, low=1)
-    _check_shares(participation, drop_rate)
+    checks.shares(participation, drop_rate)
     invited = max(1, int(np.round(participation * m)))
     staying = invited - int(np.round(drop_rate * invited))
+    if staying == 0:
+        raise ValueError(
+            f"nobody would ever take part: of {m} clients participation={participation} invites {invited}, and with "
+            f"drop_rate={drop_rate} all of these drop out"
+        )
     online = jnp.argsort(jax.random.permutation(key, m)) < staying
     return online if ids is None else online[jnp.argsort(jnp.argsort(ids))]
 
 
-def _check_shares(participation: float, drop_rate: float) -> None:
-    for name, share in (("participation", participation), ("drop_rate", drop_rate)):
-        if isinstance(share, bool) or not isinstance(share, (int, float, np.number)):
-            raise TypeError(f"{name} must be a number, got {share!r}")
-    checks.number("participation", participation, low=0, high=1)
-    if not 0 <= drop_rate < 1:
-        raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate}")
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _online(m: int, participation: float, drop_rate: float, key: Array, data: Data) -> Array:
+    """Who takes part in a round: of those that `data` have online."""
+    drawn = sample_online(key, m, participation, drop_rate, data.id[:m])
+    return data.online & jnp.pad(drawn, (0, len(data.online) - m))
 
 
 def _placed(
@@ -227,7 +256,7 @@ def _placed(
     """The number of clients, and their checked data: on the mesh, or in the host's memory, if `run` is to work so."""
     from fedamp_jax.data import check_pair
 
-    if train.size.is_fully_addressable and test.size.is_fully_addressable:
+    if all(getattr(a, "is_fully_addressable", True) for a in (train.size, test.size)):
         check_pair(train, test)
     m = sharding.count(train)
     if mesh is not None:
@@ -236,6 +265,8 @@ def _placed(
         if sharding.mesh_of(train) is not None:
             raise ValueError("offload_to is for one device: leave it out, or the mesh")
         train, test = jax.device_put((train, test), offload.host())
+    if mesh is None and offload_to is None:
+        train, test = jax.tree.map(jnp.asarray, (train, test))  # of NumPy's each round would send them anew
     return m, train, test
 
 
@@ -276,11 +307,12 @@ def run(
         label: its label.
         checkpoint_dir: save state and history there, and go on from the newest checkpoint found there: on the same
             device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown; a
-            checkpoint of more rounds is returned as it is.
+            checkpoint of as many rounds or more is returned as it is, without a fingerprint with a warning.
             SIGINT and SIGTERM then finish the round and save it; a second one stops at once.
         checkpoint_every: rounds between checkpoints.
-        fingerprint: settings of `algorithm` that a checkpoint must have been made with; another's is refused, as is
-            one of other data, another `seed`, or another of the numbers here that change results.
+        fingerprint: settings of `algorithm` that a checkpoint must have been made with, JSON-like: another's is
+            refused, as is one of other data, another `seed`, or another of the numbers here that change results. Give
+            it wherever settings may change: a function tells nobody its sigma or learning rate.
         mesh: from `sharding.client_mesh`: the devices, of this process or of several, to spread the clients over. With
             several processes all of them call `run` alike, with the data of all clients or with what
             `sharding.from_owned` made of each one's own. None: the mesh that the data lie on, or one device.
@@ -299,7 +331,8 @@ def run(
         Stopped: a signal came while there was a `checkpoint_dir`; a kind of KeyboardInterrupt.
         NegativeSelfWeightError: see `round`.
 
-    The same seed on the same device gives the same bits. Another `Solver.chunk`, another order of clients or another
+    The same seed on the same device gives the same bits; on a GPU only within a process, as its compiler chooses
+    kernels by timing them. Another `Solver.chunk`, another order of clients or another
     number of devices adds up the same numbers in another order: parameters then agree to about 1e-5, relative, after a
     few rounds, and drift apart as rounding differences do in any training; accuracies are alike but for a few examples.
 
@@ -314,13 +347,18 @@ def run(
     checks.whole("rounds", rounds, low=1)
     checks.whole("evaluate_every", evaluate_every, low=1)
     checks.whole("checkpoint_every", checkpoint_every, low=1)
-    _check_shares(participation, drop_rate)
+    checks.shares(participation, drop_rate)
+    checks.kind("task", task, Task, "fedamp_jax.models makes one")
+    checks.kind("algorithm", algorithm, Algorithm, "such as fedamp_jax.fedamp(task, solver, ...)")
+    if mesh is not None:
+        checks.kind("mesh", mesh, jax.sharding.Mesh, "from fedamp_jax.sharding.client_mesh(devices)")
+    if offload_to is not None:
+        checks.kind("offload_to", offload_to, jax.Device, "such as jax.devices()[0]")
+    for name, data in (("train", train), ("test", test)):
+        checks.kind(name, data, Data, "fedamp_jax.data makes one")
+    checks.fits(task, train)
     key = jax.random.key(seed)
     m, train, test = _placed(train, test, mesh, offload_to)
-
-    @jax.jit
-    def online(k: Array, willing: Array, ids: Array) -> Array:
-        return willing & jnp.pad(sample_online(k, m, participation, drop_rate, ids[:m]), (0, len(willing) - m))
 
     with offload.use(offload_to):
         state = sharding.init(algorithm, key, train)
@@ -339,13 +377,16 @@ def run(
         books.bar(progress and first) as bar,
     ):
         done = saved.restore(result) if saved else 0
+        if done >= rounds and not fingerprint:
+            books.warn_of_nothing(checkpoint_dir, done)
         line = bar.add_task(label, total=rounds, completed=done, note="")
         for k in range(done, rounds):
             began = time.perf_counter()
             key_online, key_round, key_use = jax.random.split(jax.random.fold_in(key, k), 3)
-            taking_part = train._replace(online=online(key_online, train.online, train.id))
+            taking_part = train._replace(online=_online(m, participation, drop_rate, key_online, train))
             result.state, info = round(algorithm, result.state, taking_part, key_round)
             info = sharding.trim(info, m)
+            books.warn_if_lost(info)
             result.rejected += np.asarray(info.rejected)
             note: dict[str, Any] = {}
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:

@@ -50,7 +50,12 @@ def join(script: str, arguments: list[str], heartbeat: int, **cluster: Any) -> N
         heartbeat: seconds of silence after which a process counts as dead and all others end.
         **cluster: for `jax.distributed.initialize`; nothing lets it find out.
     """
-    jax.distributed.initialize(**cluster, heartbeat_timeout_seconds=heartbeat)
+    try:
+        jax.distributed.initialize(**cluster, heartbeat_timeout_seconds=heartbeat)
+    except ValueError as error:
+        print(f"no cluster found ({error}) Start all processes on this machine with --processes, or tell where this "
+              "one belongs with --coordinator, --of and --process-id", file=sys.stderr)  # fmt: skip
+        sys.exit(2)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     status = 1
@@ -61,6 +66,8 @@ def join(script: str, arguments: list[str], heartbeat: int, **cluster: Any) -> N
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if status == 0:
             return
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
     except BaseException:
         traceback.print_exc()
     # Not by the way of `sys.exit`: there jax waits until all processes are done, and they wait for this one.
@@ -77,23 +84,30 @@ def spawn(processes: int, command: list[str]) -> int:
         command: what to run after `python -m fedamp_jax.launch`, less the place in the cluster.
 
     Returns:
-        0, or the status of the first process that failed; 128 and the signal's number if a signal ended it.
+        0, or the status of the first process that failed; 128 and the signal's number if a signal ended it, or if
+        Ctrl-C ended all.
     """
     place = ["--coordinator", f"127.0.0.1:{free_port()}", "--of", str(processes), "--parent", str(os.getpid())]
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "fedamp_jax.launch", *place, "--process-id", str(i), *command],
             stdout=None if i == 0 else subprocess.DEVNULL,  # what all of them say is said once
+            start_new_session=True,  # Ctrl-C is for the launcher alone, which ends them
         )
         for i in range(processes)
     ]
     try:
         status = wait(children)
         return status if status >= 0 else 128 - status
+    except KeyboardInterrupt:
+        print(f"\nstopped, and all {processes} processes with it; an experiment goes on from its last checkpoint with "
+              "--resume", file=sys.stderr)  # fmt: skip
+        return 128 + signal.SIGINT
     finally:
-        for child in children:
+        for child in reversed(children):  # the first is the coordinator, whose end the others would complain of
             if child.poll() is None:
                 child.kill()
+        for child in children:
             child.wait()
 
 
@@ -125,6 +139,8 @@ def main() -> None:
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    if not Path(options.script).is_file():
+        parser.error(f"{options.script}: there is no such script")
     if options.processes is not None:
         if options.processes < 1:
             parser.error(f"--processes must be at least 1, got {options.processes}")

@@ -174,14 +174,14 @@ def everywhere(tree: PyTree) -> PyTree:
     return jax.tree.map(_constrain, tree)
 
 
-def per_client(value: Array, m: int) -> Array:
-    """`value`, a number or one per client, as `[m]`; rows that are nobody repeat the last client's number.
+def per_client(name: str, value: Array, m: int) -> Array:
+    """`value`, a number or one per client, as `[m]`; rows that are nobody get NaN, and so does a client left without.
 
     Raises:
-        ValueError: if there are not as many numbers as clients.
+        ValueError: if there are not as many numbers as clients; `name` is what they are called.
     """
     mesh = active()
     missing = m - value.shape[0] if value.ndim else 0
-    if 0 < missing < (mesh.size if mesh else 1):
-        value = jnp.pad(value, (0, missing), mode="edge")
-    return jnp.broadcast_to(value, (m,))
+    if not 0 <= missing < (mesh.size if mesh else 1):
+        raise ValueError(f"{name} has {value.shape[0]} numbers for {m} clients")
+    return jnp.pad(value, (0, missing), constant_values=jnp.nan) if value.ndim else jnp.broadcast_to(value, (m,))

@@ -49,8 +49,13 @@ class Solver:
     corrupt: Callable[[Array, Data, Any], Any] | None = None
 
     def __post_init__(self):
-        if not (isinstance(self.optimizer, optax.GradientTransformation) or callable(self.optimizer)):
-            raise TypeError(f"optimizer must be an optax optimizer or a function of the round, got {self.optimizer!r}")
+        if not isinstance(self.optimizer, optax.GradientTransformation):
+            if not callable(self.optimizer):
+                given = repr(self.optimizer)
+                raise TypeError(f"optimizer must be an optax optimizer or a function of the round, got {given}")
+            if str(getattr(self.optimizer, "__module__", "")).startswith("optax."):
+                name = getattr(self.optimizer, "__name__", "adam")  # else the round would be its learning rate
+                raise TypeError(f"optimizer is the function optax.{name}: call it, such as optax.{name}(1e-3)")
         low, high = self.epochs_range
         checks.whole("epochs", low, low=1)
         checks.whole("epochs (upper end of the range)", high, low=low)
@@ -78,6 +83,18 @@ class Solver:
     def at_round(self, k: Array) -> optax.GradientTransformation:
         """The optimizer of round `k`."""
         return self.optimizer if isinstance(self.optimizer, optax.GradientTransformation) else self.optimizer(k)
+
+
+def check_parts(task: Any, solver: Any) -> None:
+    """Refuse what every method is made of, if it is something else.
+
+    Raises:
+        TypeError: if `task` is no `Task` or `solver` no `Solver`.
+    """
+    if not isinstance(task, Task):
+        raise TypeError(f"task must be a Task, such as fedamp_jax.models.mlp(classes=10) makes, got {task!r}")
+    if not isinstance(solver, Solver):
+        raise TypeError(f"solver must be a Solver, such as fedamp_jax.Solver(optax.adam(1e-3)), got {solver!r}")
 
 
 class Prox(NamedTuple):
@@ -119,6 +136,15 @@ def init_clients(task: Task, solver: Solver, key: Array, data: Data, *, common: 
     else:
         variables = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)))(data.id)
     return Local(variables, init_optimizer(solver, variables.params))
+
+
+def seeded(optimizer_state: PyTree, key: Array) -> PyTree:
+    """An optimizer's state whose generators (of gradient noise) draw from ONE client's key of this round.
+
+    As `optimizer.init` makes them they are alike for all clients, and in every round if the state starts afresh.
+    """
+    is_key = lambda a: isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda a: jax.random.fold_in(key, jax.random.bits(a)) if is_key(a) else a, optimizer_state)
 
 
 def split(params: PyTree, trainable: PyTree | None) -> tuple[PyTree, PyTree]:
@@ -168,13 +194,13 @@ def minibatch_order(key: Array, size: Array, epochs: int, width: int) -> Array:
         key: the client's key of this round.
         size: `[]` int32, the client's number of examples.
         epochs: number of passes.
-        width: at least the padded length of the client's data; the rest of a row repeats the last row number.
+        width: at least the padded length of the client's data; padding rows come last.
     """
 
     def one_pass(k: Array) -> Array:
         # Padding sorts behind every real row. Drawn for all passes at once, as a sort inside the step would cost as
         # much as the step of a small model.
-        draw = jnp.where(jnp.arange(width) < size, jax.random.uniform(k, (width,)), jnp.inf)
+        draw = jnp.where(jnp.arange(width) < size, jax.random.uniform(k, (width,), jnp.float32), jnp.inf)
         return jnp.argsort(draw).astype(jnp.int32)
 
     return jax.vmap(one_pass)(jax.random.split(key, epochs))
@@ -200,6 +226,11 @@ def fold_blocks(solver: Solver, client: Data, fold: Callable[[Batch, Array, Any]
     return jax.lax.fori_loop(0, (client.size + width - 1) // width, block, carry)
 
 
+def share_of(batch: Batch, client: Data) -> Array:
+    """`[]` float32, how much of ONE client's data a batch is."""
+    return jnp.sum(batch.mask, dtype=jnp.float32) / client.size.astype(jnp.float32)
+
+
 def full_gradient(
     task: Task, solver: Solver, key: Array, client: Data, variables: Variables
 ) -> tuple[PyTree, PyTree, Array]:
@@ -210,7 +241,7 @@ def full_gradient(
 
     def fold(batch: Batch, rows: Array, carry: tuple) -> tuple:
         grads, stats, total = carry
-        share = jnp.sum(batch.mask) / client.size
+        share = share_of(batch, client)
         (value, stats), g = jax.value_and_grad(
             lambda p: task.loss(Variables(p, stats), batch, jax.random.fold_in(key, rows[0])), has_aux=True
         )(variables.params)
@@ -254,11 +285,11 @@ def solve(
     """
     optimizer, batch_size = solver.at_round(k), batch_width(solver, client)
     trained, frozen = split(start.params, trainable)
-    opt_state = optimizer_state if solver.keep_optimizer else optimizer.init(trained)
     center = split(prox.center, trainable)[0] if prox is not None else None
     shift = split(correction, trainable)[0] if correction is not None else None
 
-    key_order, key_steps = jax.random.split(key)
+    key_order, key_steps, key_noise = jax.random.split(key, 3)
+    opt_state = seeded(optimizer_state if solver.keep_optimizer else optimizer.init(trained), key_noise)
     padded = -(-client.y.shape[0] // batch_size) * batch_size
     order = minibatch_order(key_order, client.size, solver.max_epochs, padded)
     per_pass = (client.size + batch_size - 1) // batch_size
@@ -321,6 +352,11 @@ def draw_epochs(solver: Solver, keys: Array, online: Array) -> Array:
     low, high = solver.epochs_range
     draw = jax.vmap(lambda k: jax.random.randint(k, (), low, high + 1, jnp.int32))(keys)
     return jnp.where(online, draw, 0)
+
+
+def drawn_anew(solver: Solver, key: Array, epochs: Array) -> Array:
+    """Epochs of a second training in a round, `[]` int32, for ONE client that trains the first one for `epochs`."""
+    return draw_epochs(solver, jax.random.fold_in(key, 1 << 22)[None], epochs[None] > 0)[0]
 
 
 def for_each_client(

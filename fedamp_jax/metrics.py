@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
-from sklearn.cluster import AgglomerativeClustering
-from sklearn.metrics import adjusted_rand_score
 
 from fedamp_jax import checks
 
@@ -83,6 +80,8 @@ def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
     >>> wilcoxon([90.0, 91.0, 92.0, 93.0, 94.0], [89.0, 89.0, 89.0, 89.0, 89.0])
     0.0625
     """
+    from scipy import stats  # here and below: half of the time that `import fedamp_jax` would take
+
     first, second = _finite(a, "a", "M"), _finite(b, "b", "M")
     if first.shape != second.shape:
         raise ValueError(f"a and b must list the same clients, but a is {first.shape} and b is {second.shape}")
@@ -182,6 +181,8 @@ def groups_from_xi(xi: ArrayLike, k: int) -> np.ndarray:
     >>> groups_from_xi([[0, 0.9, 0.1], [0.9, 0, 0.1], [0.5, 0.5, 0]], k=2).tolist()
     [0, 0, 1]
     """
+    from sklearn.cluster import AgglomerativeClustering
+
     share, _ = _shares(xi)
     checks.whole("k", k, low=1)
     if not 1 <= k <= len(share):
@@ -218,6 +219,8 @@ def group_recovery(xi: ArrayLike, groups: ArrayLike) -> float:
     >>> group_recovery([[0, 0.9, 0.1], [0.9, 0, 0.1], [0.5, 0.5, 0]], [7, 7, 3])
     1.0
     """
+    from sklearn.metrics import adjusted_rand_score
+
     share, _ = _shares(xi)
     trivial = not _mates(groups, len(share)).any()
     k = np.unique(np.asarray(groups)).size

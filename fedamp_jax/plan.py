@@ -181,7 +181,7 @@ def _bytes(aval: Any) -> int:
 def collectives(program: str) -> dict[str, list[int]]:
     """Bytes of one device's result of every collective in a compiled program's text (`compiled.as_text()`), by name."""
     found: dict[str, list[int]] = {}
-    for results, name in re.findall(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(", program):
+    for results, name in re.findall(rf"= (.*?) ({_COLLECTIVES})(?:-done)?\(", program):
         sizes = [_width(dtype) * int(np.prod([int(n) for n in dims.split(",") if n])) // 8
                  for dtype, dims in _SHAPE.findall(results)]  # fmt: skip
         found.setdefault(name, []).append(sum(sizes))

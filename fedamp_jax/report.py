@@ -45,7 +45,8 @@ _NOTES = {
         model in some round because their update was not finite. ±: standard deviation over seeds; of the last rounds,
         PFLEGO's score, the 95% confidence interval over clients.""",
     "wilcoxon": """Two-sided Wilcoxon signed-rank test over the clients' accuracies, and in brackets the points of BMTA
-        by which the method of the column is above (+) or below (-) that of the row. * p below 0.0001, the level that
+        by which the method of the column is above (+) or below (-) that of the row. p is of the last round, the points
+        in brackets are of each method's best round. * p below 0.0001, the level that
         the paper reports. Not corrected for the number of comparisons.""",
 }
 _COLUMNS = ["method", "round", "mean_accuracy", "loss", "in_group_weight", "ari"]

@@ -5,6 +5,7 @@ what is traced then asks `fedamp_jax.layout`.
 """
 
 import contextlib
+import functools
 import os
 from typing import Any
 
@@ -161,13 +162,25 @@ def init(algorithm: Algorithm, key: Array, data: Data) -> Any:
     if mesh_of(data) is None:
         return algorithm.init(key, data)
     with over(data):
-        return jax.jit(lambda key, data: layout.settle(algorithm.init(key, data), data.y.shape[0]))(key, data)
+        return _init(algorithm, key, data)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init(algorithm: Algorithm, key: Array, data: Data) -> Any:
+    return layout.settle(algorithm.init(key, data), data.y.shape[0])
 
 
 def count(data: Data) -> int:
     """How many clients `Data` hold, without the rows that are nobody."""
+    if getattr(data.size, "is_fully_addressable", True):
+        return int((np.asarray(data.size) > 0).sum())
     with over(data):
-        return int(jax.jit(lambda size: layout.everywhere(jnp.sum(size > 0)))(data.size))
+        return int(_count(data.size))
+
+
+@jax.jit
+def _count(size: Array) -> Array:
+    return layout.everywhere(jnp.sum(size > 0))
 
 
 def trim(info: Info, m: int) -> Info:

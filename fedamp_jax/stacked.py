@@ -140,8 +140,8 @@ def cosines(tree: PyTree) -> Array:
     """Cosine similarity between all clients' models, `[M, M]` float32, diagonal 1 (Eq. 8).
 
     Computed as `1 - ||a/|a| - b/|b|||^2 / 2`: models of one federation have cosines within 0.99..1, and sigma up to 100
-    multiplies what is left, so the difference from 1 must be exact, not the cosine. A model that is zero everywhere
-    has cosine 1/2 with any other, as its direction is undefined.
+    multiplies what is left, so the difference from 1 must be exact, not the cosine. A model without a
+    direction, zero everywhere or too large for its squared norm, has cosine 1/2 with one that has, and 1 with another.
 
     >>> round(float(cosines({"w": jnp.array([[1.0, 0.0], [1.0, 1.0]])})[0, 1]), 4)
     0.7071

@@ -18,7 +18,7 @@ class Variables(NamedTuple):
     """One client's model; `Variables [M, ...]` is the same tree with a leading client axis on every leaf.
 
     Attributes:
-        params: what local training updates and what a server mixes; float leaves.
+        params: what local training updates and what a server mixes; float32 leaves.
         stats: running statistics that a forward pass updates (BatchNorm's mean and variance); `()` if there are none.
     """
 

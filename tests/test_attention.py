@@ -8,6 +8,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Solver, attention, stacked
+from fedamp_jax.algorithms.fedamp import ALPHA
 from tests.oracles import attention as oracle
 from tests.registry import federation, run_rounds, tiny_task
 
@@ -207,6 +208,44 @@ def test_a_negative_self_weight_stops_with_client_value_and_ways_out():
         fedamp_jax.round(algorithm, state, data, jax.random.key(0))
     for a, b in zip(before, jax.tree.leaves(error.value.state.clients), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("slope", [attention.scad, attention.mcp])
+def test_slopes_that_end_have_gradients(slope):
+    """With a client beyond the end. Failed with the logarithm's own derivative at 0, which makes NaN of 0 times it."""
+    everybody = jnp.ones(3, bool)
+
+    def weight(w, sigma):
+        xi = attention.fedamp_weights({"w": w}, everybody, everybody, sigma=sigma, alpha=jnp.float32(1), slope=slope)
+        return xi[0, 1]
+
+    by_w, by_sigma = jax.grad(weight, argnums=(0, 1))(jnp.array([[0.0], [1.2], [9.0]]), jnp.float32(1))
+    assert jnp.isfinite(by_w).all() and jnp.isfinite(by_sigma) and float(jnp.abs(by_w).max()) > 0
+
+
+def test_the_largest_alpha_that_is_allowed():
+    """With sigma / (M - 1) and models that are alike all goes to the others. Failed for 11 clients: -1e-7."""
+    tree, everybody = {"w": jnp.ones((11, 3))}, jnp.ones(11, bool)
+    xi = attention.fedamp_weights(tree, everybody, everybody, sigma=jnp.float32(1), alpha=jnp.float32(0.1))
+    assert jnp.diagonal(xi).tolist() == [0] * 11
+
+
+@pytest.mark.parametrize("own", [None, 0.5])
+def test_weights_that_are_no_numbers_are_told(own):
+    """A schedule of sigma that comes to zero. Failed when only a negative self weight counted: NaN < 0 is False."""
+    data, task = federation(), tiny_task()
+    algorithm = fedamp_jax.fedamp(task, Solver(optax.sgd(0.1), epochs=1), sigma=lambda k: 1.0 - k, self_weight=own,
+                                  alpha=0.01, common_init=False)  # fmt: skip
+    state, _ = fedamp_jax.round(algorithm, algorithm.init(jax.random.key(0), data), data, jax.random.key(0))
+    with pytest.raises(fedamp_jax.NegativeSelfWeightError, match=r"client \d.*not finite: in this round sigma"):
+        fedamp_jax.round(algorithm, state, data, jax.random.key(1))
+
+
+def test_the_default_alpha_stays_where_the_paper_leaves_it():
+    """1e4, 1e3, 1e2 for 30 rounds each. Failed when it fell on: SGD(0.1) was unstable from round 180, for good."""
+    assert [round(float(ALPHA(k))) for k in (0, 29, 30, 59, 60, 89, 90, 10_000)] == [10_000] * 2 + [1000] * 2 + [
+        100
+    ] * 4
 
 
 def test_a_sweep_is_one_program():

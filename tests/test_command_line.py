@@ -22,13 +22,24 @@ import runner  # isort: skip
 
 def written(path, experiment, variants, methods=("FedAMP", "Separate"), seeds=()):
     """A results.json such as `parts.run` leaves it, without the numbers."""
-    entry = {"methods": {name: {} for name in methods}, "settings": outputs.settings_of(variants[0].options)}
+    numbers = {"bmta": 1.0, "best_round": 1, "accuracy": [1.0], "seconds": 1.0, "last_rounds": {}}
+    entry = {
+        "methods": {name: numbers for name in methods}, "settings": outputs.settings_of(variants[0].options)
+    }  # fmt: skip
+    head = {**outputs.describe_run(experiment, variants[0].options), "versions": {"jax": "0.0.1"}}
     if len(variants) == 1:
-        results = {"experiment": experiment, **entry}
+        results = {**head, **entry}
     else:
         settings = parts._settings(variants, seeds)
-        results = {"experiment": experiment, "settings": settings, "parts": {v.title: entry for v in variants}}
-    path.write_text(json.dumps({**results, "versions": {"jax": "0.0.1"}}))
+        results = {**head, "settings": settings, "parts": {v.title: entry for v in variants}}
+    path.write_text(json.dumps(results))
+    return path
+
+
+def changed(path, **settings):
+    """The same file, of other settings."""
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "settings": {**content["settings"], **settings}}))
     return path
 
 
@@ -65,24 +76,84 @@ def test_several_parts_and_seeds(tmp_path, monkeypatch):
     assert parsed(monkeypatch, degrees.Command, "degrees", "--from", path).degrees == ("medium", "none")
 
 
+def refused(monkeypatch, capsys, path, kind=common.Command, experiment="practical"):
+    """What `--from` says to a file that it does not take."""
+    with pytest.raises(SystemExit) as stopped:
+        parsed(monkeypatch, kind, experiment, "--from", path)
+    error = " ".join(capsys.readouterr().err.split())
+    assert stopped.value.code == 2 and path.name in error
+    return error
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("text", "message"),
     [
-        ({"rows": []}, "is no results.json of an experiment"),
-        ({"experiment": "iid", "settings": {}}, r"is of iid: run python experiments/iid\.py"),
-        ({"experiment": "practical", "settings": {"colour": 1}, "methods": {"A": {}}}, "has the setting 'colour'"),
-        (None, "No such file"),
+        (None, "does not exist"),
+        ("{", "is no JSON"),
+        ("\xff", "is no JSON"),
+        ("[]", "is not one of our result files"),
+        ('{"rows": []}', "it has no 'experiment'"),
     ],
 )
-def test_other_files_are_refused(content, message, tmp_path, monkeypatch, capsys):
-    """With a message and exit code 2. Failed for a missing file with a traceback."""
+def test_other_files_are_refused(text, message, tmp_path, monkeypatch, capsys):
+    """With a message that names the file, and exit code 2.
+
+    Failed for a missing file with a traceback, and for broken JSON with a message that did not say of which file.
+    """
     path = tmp_path / "results.json"
-    if content is not None:
-        path.write_text(json.dumps(content))
-    with pytest.raises(SystemExit) as stopped:
+    if text is not None:
+        path.write_text(text, encoding="latin-1")
+    assert message in refused(monkeypatch, capsys, path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"colour": 1}, "has the setting 'colour', which this version does not know"),
+        ({"model": "foo"}, "has the setting model = 'foo', which --model does not take"),
+        ({"rounds": "many"}, "has the setting rounds = 'many'"),
+        ({"sigma": [1.0]}, "has the setting sigma = [1.0]"),
+        ({"epochs_range": [1, 2, 3]}, "has the setting epochs_range = [1, 2, 3]"),
+        ({"drop_rate": ["a"]}, "has the setting drop_rate = ['a'], which --drop-rate does not take"),
+        ({"quick": 1}, "has the setting quick = 1"),
+    ],
+)
+def test_settings_that_no_option_takes_are_refused(settings, message, tmp_path, monkeypatch, capsys):
+    """Failed when whatever the file says became the option: a model "foo" was a ResNet."""
+    path = written(tmp_path / "results.json", "practical", common.variants_of(common.Command(), "practical"))
+    assert message in refused(monkeypatch, capsys, changed(path, **settings))
+
+
+def without(content, *keys):
+    """The content less what lies at `keys`, each inside the one before."""
+    content = json.loads(json.dumps(content))
+    inner = content
+    for key in keys[:-1]:
+        inner = inner[key]
+    del inner[keys[-1]]
+    return content
+
+
+def test_files_of_which_something_is_missing(tmp_path, monkeypatch, capsys):
+    """The message says what. Failed with a KeyError."""
+    iid = written(tmp_path / "iid.json", "iid", common.variants_of(common.Command(), "iid"))
+    assert "is of iid: run python experiments/iid.py" in refused(monkeypatch, capsys, iid)
+    wanted = common.Command(drop_rate=(0.0, 0.1))
+    path = written(tmp_path / "results.json", "practical", common.variants_of(wanted, "practical"))
+    whole = json.loads(path.read_text())
+    part = ("parts", "10% dropped")
+    for keys in (("versions",), ("parts",), (*part, "methods"), (*part, "settings", "drop_rate"),
+                 (*part, "methods", "FedAMP", "bmta")):  # fmt: skip
+        path.write_text(json.dumps(without(whole, *keys)))
+        missing = "methods" if keys == ("parts",) else keys[-1]
+        assert f"has no '{missing}'" in refused(monkeypatch, capsys, path)
+    for wrong in ({"parts": []}, {"parts": {}}, {"settings": 3}, {"parts": {"a": {"settings": {}, "methods": {}}}}):
+        path.write_text(json.dumps({**whole, **wrong}))
+        refused(monkeypatch, capsys, path)
+    path = written(tmp_path / "none.json", "practical", common.variants_of(common.Command(), "practical"), methods=())
+    with pytest.raises(SystemExit):
         parsed(monkeypatch, common.Command, "practical", "--from", path)
-    error = " ".join(capsys.readouterr().err.split())
-    assert stopped.value.code == 2 and message.replace("\\", "") in error
+    assert "--methods needs at least one value" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "experiment", "option"), [

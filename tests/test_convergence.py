@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
+from matplotlib.figure import Figure
 
 from fedamp_jax import attention
 from tests.miniature import command, read
@@ -81,3 +82,17 @@ def test_theorems(tmp_path, monkeypatch):
     first = results["theorem1"]
     assert first["eq5_floor"] > 1e-4 and first["gap_eq5"][-1] >= 0.99 * first["eq5_floor"]
     assert (out / "convergence.png").stat().st_size > 5000
+
+
+def test_results_of_other_settings_stay(tmp_path, monkeypatch, capsys):
+    """Failed when a run with other K wrote over them."""
+    rows = {"K": [1], "gap": [1.0], "bound": [1.0], "B": [1.0], "gap_eq5": [1.0], "slope": 0.0}
+    for theorem in ("theorem1", "theorem2"):
+        monkeypatch.setattr(convergence, theorem, lambda options: rows)
+    monkeypatch.setattr(convergence, "draw", lambda results: Figure())
+    for _ in range(2):
+        command(monkeypatch, convergence.main, "--rounds", 10, 20, "--out", tmp_path / "out")
+    with pytest.raises(SystemExit) as stopped:
+        command(monkeypatch, convergence.main, "--rounds", 10, 30, "--out", tmp_path / "out")
+    assert stopped.value.code == 2 and "holds another run" in capsys.readouterr().err
+    assert read(tmp_path / "out")["rounds"] == [10, 20]

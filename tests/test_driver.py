@@ -1,12 +1,15 @@
 """The loop: what it records, what decides who takes part, and that 2,000 rounds leave nothing behind."""
 
+import functools
 import gc
+import logging
 import os
 import threading
 import time
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import fedamp_jax
@@ -154,3 +157,120 @@ def test_two_thousand_rounds_leave_nothing_behind(tmp_path):
     early, late = (np.array([a[part].min() for a in (memory, arrays, files, threads)]) for part in (EARLY, LATE))
     assert (late <= early + [10, 2, 2, 2]).all(), f"{early} in rounds 500 to 1000, {late} in the last 500"
     print(f"{time.monotonic() - began:.0f} s; megabytes, arrays, files, threads: {early}, {late}")
+
+
+def test_a_model_with_too_few_outputs_is_refused():
+    """Its labels beyond the outputs counted as a loss of 0, and nobody was told."""
+    task, algorithm = make(find("separate"))
+    data = federation()
+    more = data._replace(classes=data.classes.at[2].set(4))
+    with pytest.raises(ValueError, match="the model has 3 outputs, but the data have 4 classes"):
+        fedamp_jax.run(task, algorithm, more, more, rounds=1, progress=False)
+    with pytest.raises(ValueError, match="the model has 3 outputs, but the data have 4 classes"):
+        fedamp_jax.evaluate(task, algorithm.init(jax.random.key(0), data).clients.variables, more)
+
+
+def test_arrays_of_the_user_stay_theirs():
+    """A task whose `init` returns weights that it holds, run twice. Failed when a round gave them away."""
+    task, _ = make(find("fedavg"))
+    pretrained = task.init(jax.random.key(1))
+    task = task._replace(init=lambda key: pretrained)
+    solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=1)
+    for factory in (fedamp_jax.fedavg, fedamp_jax.scaffold, fedamp_jax.apfl, fedamp_jax.ditto, fedamp_jax.separate):
+        fedamp_jax.run(task, factory(task, solver), federation(), federation(), rounds=1, progress=False)
+    assert not any(a.is_deleted() for a in jax.tree.leaves(pretrained))
+
+
+def test_numpy_data_and_traced_rounds():
+    """`online` as NumPy makes it, and a round within `jit`. Failed with "no attribute 'committed'" on devices that tell
+    their memory, and with "is_fully_addressable"; of FedAMP, when the weights of a trace were looked at.
+    """
+    task, algorithm = make(find("fedamp"))
+    data = jax.tree.map(np.asarray, federation())
+    fedamp_jax.run(task, algorithm, data, data, rounds=1, progress=False)
+    state, key = algorithm.init(jax.random.key(0), federation()), jax.random.key(1)
+    plain, _ = jax.jit(lambda s: fedamp_jax.round(algorithm, s, federation(), key))(state)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver.memory, "room", lambda: 1 << 40)
+        again, _ = fedamp_jax.round(algorithm, state, federation()._replace(online=np.ones(8, bool)), key)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_run_compiles_nothing(caplog):
+    """Failed with functions that were jitted within `run`: 0.8 s of compilation, for every method."""
+    task, algorithm = make(find("fedamp"))
+
+    def run():
+        fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)
+
+    run()
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        run()
+    assert not [line for line in caplog.messages if "Finished XLA compilation" in line]
+
+
+def test_an_old_state_is_refused():
+    """As when a cell of a notebook runs again. Failed with XLA's "Invalid buffer passed to Execute()"."""
+    _, algorithm = make(find("separate"))
+    state = algorithm.init(jax.random.key(0), federation())
+    fedamp_jax.round(algorithm, state, federation(), jax.random.key(0))
+    with pytest.raises(ValueError, match="given away to an earlier round: use the one that it returned"):
+        fedamp_jax.round(algorithm, state, federation(), jax.random.key(0))
+
+
+TASK, SEPARATE = make(find("separate"))
+REFUSED = {
+    "algorithm": ({"algorithm": fedamp_jax.separate}, "algorithm must be of type Algorithm .*got a function"),
+    "mesh": ({"mesh": 2}, "mesh must be of type Mesh .*client_mesh.*got 2"),
+    "offload_to": ({"offload_to": "cpu"}, r"offload_to must be of type Device .*jax.devices\(\).*got cpu"),
+    "train": ({"train": [1]}, "train must be of type Data .*got a list"),
+    "labels": ({"train": federation()._replace(y=federation().y + 2)}, "client 0 has labels .* to 4 in train, and 3"),
+    "float labels": ({"test": federation()._replace(y=federation().y.astype(float))}, "test.y must be int32"),
+    "size": ({"train": federation()._replace(size=federation().size + 1)}, r"train.size\[2\] is 11.*room for 10"),
+    "online": ({"train": federation()._replace(online=federation().online[:4])}, "of the same clients"),
+    "checkpoint": ({"checkpoint_dir": __file__}, "is a file: give a folder"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_run_refuses(case):
+    """Each was accepted, or ended in an error that named nothing the user wrote."""
+    changed, message = REFUSED[case]
+    given = {"task": TASK, "algorithm": SEPARATE, "train": federation(), "test": federation(), "rounds": 1}
+    with pytest.raises((TypeError, ValueError), match=message):
+        fedamp_jax.run(**{**given, "progress": False, **changed})
+
+
+def test_what_evaluate_refuses():
+    """A state in place of its models, and one model in place of one for each client."""
+    state = SEPARATE.init(jax.random.key(0), federation())
+    with pytest.raises(TypeError, match=r"what algorithm.personalize.*gives, got a SeparateState"):
+        fedamp_jax.evaluate(TASK, state, federation())
+    with pytest.raises(ValueError, match=r"one model for each of 8 clients, leaves \[8, ...\]"):
+        fedamp_jax.evaluate(TASK, TASK.init(jax.random.key(0)), federation())
+
+
+def test_a_finished_checkpoint_is_not_taken_for_a_new_run(tmp_path):
+    """Nothing tells the settings of another algorithm apart but a fingerprint. Failed when the old result came back in
+    silence.
+    """
+    run = functools.partial(fedamp_jax.run, TASK, SEPARATE, federation(), federation(), rounds=1, progress=False)
+    run(checkpoint_dir=tmp_path)
+    with pytest.warns(UserWarning, match="has 1 rounds already: it is returned, and nothing is trained"):
+        run(checkpoint_dir=tmp_path)
+
+
+def test_parameters_other_than_float32_are_refused():
+    """In bfloat16 a state came back as float32, or not, as the chunk was."""
+    task, algorithm = make(find("separate"))
+    half = task._replace(init=lambda key: jax.tree.map(lambda a: a.astype("bfloat16"), task.init(key)))
+    with pytest.raises(TypeError, match=r"must be float32, got bfloat16.*compute_dtype"):
+        fedamp_jax.run(half, algorithm, federation(), federation(), rounds=1, progress=False)
+
+
+def test_training_that_all_diverges_is_told():
+    """Failed when a run in which every update was thrown away was as silent as any."""
+    task, algorithm = make(find("separate"), optimizer=optax.scale(float("nan")))
+    with pytest.warns(RuntimeWarning, match="every client of a round.*lower the learning rate"):
+        fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)

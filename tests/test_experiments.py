@@ -1,5 +1,8 @@
 """The experiments' command lines in miniature: several seeds and settings, resuming, bad input."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -7,9 +10,11 @@ import fedamp_jax
 from fedamp_jax import metrics
 from tests.miniature import command, read, small
 
+import ablation  # isort: skip
 import common  # isort: skip
 import convergence  # isort: skip
 import degrees  # isort: skip
+import faulty  # isort: skip
 import omniglot  # isort: skip
 import parts  # isort: skip
 import outputs  # isort: skip
@@ -88,7 +93,7 @@ def test_a_folder_of_another_summary_is_refused(tmp_path):
 
     Failed when only the folders of single runs were compared: without the check of settings, and without that of seeds.
     """
-    low, high, other = (variant(f"{rate:.0%} dropped", drop_rate=rate) for rate in (0.1, 0.5, 0.3))
+    low, high, other = (variant(f"{rate:.0%} dropped", drop_rate=rate, resume=True) for rate in (0.1, 0.5, 0.3))
     for name, mine, theirs in (("a", ([low, high], ()), ([low, other], ())), ("b", ([low], (0, 1)), ([low], (0, 2)))):
         for _ in range(2):
             parts.run("practical", *mine, tmp_path / name, fake)
@@ -96,6 +101,14 @@ def test_a_folder_of_another_summary_is_refused(tmp_path):
             parts.run("practical", *theirs, tmp_path / name, fake)
     with pytest.raises(ValueError, match="seeds must differ"):
         parts.run("practical", [low], (0, 0), tmp_path / "new", fake)
+
+
+def test_drop_rates_that_hardly_differ():
+    """Each has a title of its own. Failed with titles in whole percent, which were refused as the same twice."""
+    rates = (0.1, 0.101, 0.104, 0.07)
+    variants = common.variants_of(common.Command(drop_rate=rates), "practical")
+    assert [v.title for v in variants] == ["10% dropped", "10.1% dropped", "10.4% dropped", "7% dropped"]
+    assert tables._conditions(vars(variants[1].options)) == "10.1% dropped"
 
 
 def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
@@ -184,6 +197,62 @@ def test_resume_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     assert entry["bmta"] == pytest.approx(np.mean([s["bmta"] for s in singles]))
 
 
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("variants", "seeds"), [([""], ()), ([""], (0, 1)), (["a", "b"], ()), (["a", "b"], (0, 1))],
+    ids=["one run", "seeds", "settings", "settings and seeds"],
+)  # fmt: skip
+def test_nothing_is_run_again_unasked(variants, seeds, tmp_path):
+    """Without --resume, a folder that holds results or some parts of them stays as it is; with it, all goes on.
+
+    Failed when the results were made anew, and when each part looked into its own folder only.
+    """
+
+    def train(options, folder):
+        outputs.open_folder(folder, options, "practical")
+        return fake(options, folder)
+
+    def run(resume):
+        each = [variant(title, drop_rate=0.1 * i, resume=resume) for i, title in enumerate(variants)]
+        parts.run("practical", each, seeds, tmp_path / "out", train)
+
+    def refused():
+        before = contents(tmp_path / "out")
+        with pytest.raises(ValueError, match="go on with --resume"):
+            run(resume=False)
+        assert contents(tmp_path / "out") == before
+
+    run(resume=False)
+    refused()
+    if len(variants) > 1 or seeds:
+        (tmp_path / "out" / "results.json").unlink()
+        refused()
+        shutil.rmtree(min(path for path in (tmp_path / "out").iterdir() if path.is_dir()))
+        refused()
+    run(resume=True)
+
+
+def test_checkpoints_are_not_removed_unasked(tmp_path, monkeypatch, capsys):
+    """Of a run that has no results yet, too. Failed when the same command without --resume removed them."""
+    saved = tmp_path / "out" / "checkpoints" / "FedAvg" / "7"
+    saved.mkdir(parents=True)
+    for main in (practical, faulty.main):
+        with pytest.raises(SystemExit) as stopped:
+            command(monkeypatch, main, *SHORT, "--methods", "FedAvg", "--out", tmp_path / "out")
+        assert stopped.value.code == 2 and "go on with --resume" in capsys.readouterr().err
+    assert saved.exists()
+
+
+def test_every_method_has_a_name_in_the_settings():
+    """In the order of the tables. Failed with FedRecon left out."""
+    task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
+    made = common.make_algorithms("practical", variant().options, small(), task)
+    assert tuple(made) == settings.METHODS
+
+
 def other_run(tmp_path):
     fake(common.finish(common.Options(rounds=7), "practical"), tmp_path / "other")
     return tmp_path / "other"
@@ -200,7 +269,32 @@ def no_json(tmp_path):
     return tmp_path / "x.json"
 
 
+def without_versions(tmp_path):
+    content = {"experiment": "practical", "settings": {}}
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    return tmp_path / "old.json"
+
+
 BAD = {
+    "no methods": (practical, ("--methods",), "--methods needs at least one value"),
+    "no drop rates": (practical, ("--drop-rate",), "--drop-rate needs at least one value"),
+    "no degrees": (degrees.main, ("--degrees",), "--degrees needs at least one value"),
+    "no attacks": (faulty.main, ("--attacks",), "--attacks needs at least one value"),
+    "no CIFAR-10 groups": (practical, ("--dataset", "cifar10", "--data-dir", "/nowhere"), "has no groups"),
+    "no groups of faulty": (faulty.main, ("--dataset", "cifar10", "--data-dir", "/nowhere"), "experiments/iid.py"),
+    "sweep of seeds": (practical, ("--sigma-sweep", "--seeds", "0", "1"), "--sigma-sweep is of one seed"),
+    "offload and devices": (practical, ("--offload", "--devices", "2"), "--offload is for one device: leave out"),
+    "drop rate twice": (practical, ("--drop-rate", "0.1", "0.1"), "must differ, got 10% dropped, 10% dropped"),
+    "out is a file": (practical, ("--quick", "--out", no_json), "is a file; give a folder"),
+    "out is in a file": (practical, ("--quick", "--out", lambda p: no_json(p) / "a" / "b"), "x.json is a file"),
+    "paper of PFLEGO": (degrees.main, ("--methods", "paper"), "'all', got 'paper'"),
+    "paper of variants": (ablation.main, ("--methods", "paper"), "'all', got 'paper'"),
+    "no clients": (degrees.main, ("--clients", "0"), "clients must be at least 1"),
+    "turned digits": (omniglot.main, ("--rotations", "pooled"), "--rotations pooled is for --dataset omniglot"),
+    "same shares": (faulty.main, ("--shares", "0.1", "0.12"), "--shares 0.1 and 0.12 are 2 of 20 clients both"),
+    "share of nobody": (faulty.main, ("--shares", "0.01"), "--shares 0.01 is none of 20 clients"),
+    "other Ks": (convergence.main, ("--out", other_run), "experiment: 'practical' there, 'convergence' now"),
+    "lacking versions": (tables.main, (without_versions,), "old.json is not one of our result files: it has no"),
     "unknown method": (practical, ("--methods", "FedAPM"), "did you mean 'fedamp'"),
     "drop rate 1": (practical, ("--drop-rate", "1.0"), "drop_rate must be in [0, 1)"),
     "no rounds": (practical, ("--rounds", "0"), "rounds must be at least 1"),

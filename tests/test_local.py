@@ -1,5 +1,7 @@
 """Local training: batches, steps, chunks, statistics, and what the front door refuses."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -159,6 +161,44 @@ def test_participation_and_dropping_are_whole_numbers():
     assert draws.any(0).all() and not draws.all(0).any()
 
 
+def test_noise_of_an_optimizer_is_each_clients_own():
+    """And each round's. Failed when it was as `optimizer.init` seeds it: the same for all, and again in every round."""
+    data = federation(sizes=(4, 4, 4))
+    noisy = Solver(optax.add_noise(0.1, 0.0, 0), epochs=1, batch_size=4)
+    for keep in (False, True):
+        algorithm = fedamp_jax.separate(tiny_task(), dataclasses.replace(noisy, keep_optimizer=keep))
+        flat = data._replace(x=jnp.zeros_like(data.x), y=jnp.zeros_like(data.y))
+        before = algorithm.init(KEY, flat)
+        start = np.asarray(before.clients.variables.params["body"]["kernel"])  # of zeros, its gradient is zero
+        one, _ = algorithm.round(jax.random.key(1), before, flat)
+        two, _ = algorithm.round(jax.random.key(2), one, flat)
+        kernels = [start, *(np.asarray(s.clients.variables.params["body"]["kernel"]) for s in (one, two))]
+        steps = np.concatenate([kernels[1] - kernels[0], kernels[2] - kernels[1]])
+        apart = np.abs(steps[:, None] - steps[None]).max(axis=(2, 3))[~np.eye(6, dtype=bool)]
+        assert apart.min() > 0.01
+
+
+def test_fine_tuning_follows_the_round_and_corrupts_nothing():
+    """A rate that is 0 after the first round leaves the models alone; who sends poison keeps a model for itself.
+
+    Failed when every fine-tuning was that of round 0, and when `corrupt` was applied to it.
+    """
+    data = federation()
+
+    def tuned(**solver):
+        solver = Solver(**{"optimizer": optax.sgd(0.1), "epochs": 1, **solver})
+        base = fedamp_jax.ditto(tiny_task(), solver)  # its round lies within another state
+        state, _ = run_rounds(base, data, 1)
+        wrapped = fedamp_jax.fine_tuned(tiny_task(), solver, base=base)
+        before, after = (a.personalize(KEY, state, data).params["head"]["kernel"] for a in (base, wrapped))
+        return np.abs(after - before).max(axis=(1, 2))
+
+    assert (tuned() > 1e-3).all()
+    assert (tuned(optimizer=lambda k: optax.sgd(jnp.where(k == 0, 0.1, 0.0))) == 0).all()
+    poison = {"corrupt": lambda key, client, sent: jax.tree.map(lambda a: a + 1e3, sent)}
+    assert (tuned(**poison) < 500).all()
+
+
 TASK, SGD = tiny_task(), Solver(optax.sgd(0.1))
 REFUSED = {
     "sigma zero": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma=0.0, self_weight=0.1), "sigma must be greater than 0"),
@@ -166,6 +206,10 @@ REFUSED = {
     "sigma NaN": (
         lambda: fedamp_jax.heurfedamp(TASK, SGD, sigma=float("nan"), self_weight=0.1),
         "sigma must be greater",
+    ),
+    "sigma of each": (
+        lambda: fedamp_jax.fedamp(TASK, SGD, sigma=[1.0, 2.0], self_weight=0.1),
+        "sigma must be a number or a schedule",
     ),
     "lam": (lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=0.1, lam=-1.0), "lam must be at least 0"),
     "alpha": (
@@ -190,11 +234,17 @@ REFUSED = {
     "epochs range": (lambda: Solver(optax.sgd(0.1), epochs=(5, 2)), "upper end of the range"),
     "chunk": (lambda: Solver(optax.sgd(0.1), chunk=0), "chunk must be at least 1"),
     "optimizer": (lambda: Solver("adam"), "optimizer must be an optax optimizer"),
+    "optimizer not called": (lambda: Solver(optax.adam), r"call it, such as optax.adam\(1e-3\)"),
+    "solver": (lambda: fedamp_jax.fedavg(TASK, optax.sgd(0.1)), "solver must be a Solver, such as"),
+    "solver of fedamp": (lambda: fedamp_jax.fedamp(TASK, None, sigma=1.0, self_weight=0.1), "solver must be a Solver"),
+    "task": (lambda: fedamp_jax.separate(SGD, SGD), "task must be a Task"),
     "drop rate": (lambda: sample_online(KEY, 4, 1.0, 1.0), r"drop_rate must be in \[0, 1\)"),
+    "nobody left": (lambda: sample_online(KEY, 4, 0.25, 0.6), "nobody would ever take part: of 4 clients"),
     "participation": (lambda: sample_online(KEY, 4, 0.0), "participation must be greater than 0"),
     "base": (lambda: fedamp_jax.fine_tuned(TASK, SGD, base=fedamp_jax.fedavg), "base must be an Algorithm"),
     "support": (lambda: fedamp_jax.fedrecon(TASK, SGD, support=1.0), "support must be below 1"),
     "apfl alpha": (lambda: fedamp_jax.apfl(TASK, SGD, alpha=1.1), "alpha must be at least 0 and at most 1"),
+    "apfl schedule": (lambda: fedamp_jax.apfl(TASK, SGD, alpha=lambda k: 0.5), "alpha must be a number or one for"),
     "option": (lambda: fedamp_jax.scaffold(TASK, SGD, option="III"), "did you mean 'I"),
 }
 

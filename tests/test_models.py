@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedamp_jax
 from fedamp_jax.models import Classifier, cifar_cnn, cnn, cross_entropy, from_linen, mlp, omniglot_cnn, resnet18
 from fedamp_jax.types import Batch, Variables
 
@@ -404,3 +405,21 @@ def test_classifier_takes_any_body():
     assert features.shape == (4, 5)
     loss = task.loss(variables, _vector_batch(), jax.random.key(1))[0]
     np.testing.assert_allclose(task.head_loss(variables, features, _vector_batch()), loss, rtol=1e-6)
+
+
+def test_a_model_looks_tokens_up():
+    """With the package's own data, which keep tokens as float32. Failed with "Input type must be an integer"."""
+    task = from_linen(Tokens(), (2,), dtype=jnp.int32)
+    data = fedamp_jax.data.from_lists([np.array([[1, 2], [300, 4]])], [[0, 1]])
+    variables = task.init(jax.random.key(0))
+    table = variables.params["Embed_0"]["embedding"]
+    expected = jnp.stack([table[1] + table[2], table[300] + table[4]]) @ variables.params["Dense_0"]["kernel"]
+    np.testing.assert_allclose(task.predict(variables, data.x[0]), expected, rtol=1e-5)
+
+
+class Tokens(nn.Module):
+    """A bag of words."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.Embed(400, 3)(x).sum(axis=1))

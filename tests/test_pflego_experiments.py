@@ -125,3 +125,9 @@ def test_omniglot_without_data(tmp_path, monkeypatch):
     command(monkeypatch, omniglot.main, *arguments)
     found = read(tmp_path / "out")
     assert list(found["methods"]) == ["FedRecon"] and found["methods"]["FedRecon"]["paper"] is None
+
+
+def test_only_drawings_are_turned():
+    """Failed when a run on the digits, which are never turned, said that its training sets were."""
+    of = {d: omniglot.variants_of(omniglot.Command(dataset=d))[0].options.rotations for d in ("digits", "omniglot")}
+    assert of == {"digits": "none", "omniglot": "train"}

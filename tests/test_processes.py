@@ -1,6 +1,8 @@
 """Several processes that compute together, started for real: the same results, and an end when one of them dies."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -101,10 +103,49 @@ def test_an_experiment_in_two_processes(tmp_path):
     assert {p.name for p in (tmp_path / "two").iterdir()} == {p.name for p in (tmp_path / "one").iterdir()}
 
 
-@pytest.mark.parametrize("arguments", [["--processes", "0", "x.py"], []])
+def test_ctrl_c_ends_all_processes(tmp_path):
+    """Like any other command: exit code 130 and a line that says so.
+
+    Failed with the tracebacks of all processes and that of the launcher.
+    """
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import jax, pathlib, time\n"
+        f"pathlib.Path(r'{tmp_path}', str(jax.process_index())).touch()\n"
+        "time.sleep(1000)\n"
+    )  # fmt: skip
+    # As a terminal does it: the signal goes to all processes of the foreground.
+    launcher = subprocess.Popen([*LAUNCH, "--processes", "2", str(script)], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True)  # fmt: skip
+    try:
+        until = time.monotonic() + 120
+        while not all((tmp_path / str(i)).exists() for i in range(2)) and time.monotonic() < until:
+            time.sleep(0.1)
+        os.killpg(launcher.pid, signal.SIGINT)
+        _, said = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 130
+    assert "--resume" in said and len(said.strip().splitlines()) == 1, said
+
+
+@pytest.mark.parametrize("arguments", [["--processes", "0", *WORKER], []])
 def test_bad_command_lines(arguments, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["launch", *arguments])
     with pytest.raises(SystemExit) as error:
         launch.main()
     assert error.value.code == 2
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--processes", "2", "experiments/practicle.py"], "experiments/practicle.py: there is no such script"),
+    (["experiments/practical.py"], "--processes"),
+    (["--coordinator", "127.0.0.1:1", "experiments/practical.py"], "--process-id"),
+    (["--processes", "2", "experiments/practical.py", "--quick", "--offload"], "--offload is for a single process"),
+], ids=["no script", "no cluster", "half a cluster", "offload"])  # fmt: skip
+def test_errors_are_told_once_in_words(arguments, message):
+    """Failed with a traceback, in the last case with that of every process."""
+    done = run(*LAUNCH, *arguments)
+    assert done.returncode == 2 and done.stderr.count(message) == 1, done.stderr
+    assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Solver, driver, layout, sharding, stacked
 from fedamp_jax.plan import collectives, plan
-from tests.registry import ENTRIES, federation, make, run_rounds, tiny_task
+from tests.registry import ENTRIES, federation, run_rounds, tiny_task
 
 KEY = jax.random.key(3)
 
@@ -158,9 +158,9 @@ def test_clients_that_devices_do_not_divide(name):
 def test_numbers_per_client_must_fit_the_clients():
     """Padding excuses no wrong length. Failed when every shorter array was filled up."""
     for numbers, m in ((3, 8), (9, 8)):
-        with pytest.raises(ValueError):
-            layout.per_client(jnp.ones(numbers), m)
-    assert layout.per_client(jnp.float32(2), 3).tolist() == [2, 2, 2]
+        with pytest.raises(ValueError, match=f"alpha has {numbers} numbers for 8 clients"):
+            layout.per_client("alpha", jnp.ones(numbers), m)
+    assert layout.per_client("alpha", jnp.float32(2), 3).tolist() == [2, 2, 2]
 
 
 def test_one_compile_on_a_mesh():
@@ -212,6 +212,29 @@ def test_a_plan_is_what_is_compiled():
     assert "8 device(s) of 2 client(s)" in str(eight) and "all-to-all" in str(eight) and "nothing" in str(one)
 
 
+def test_a_self_weight_is_missing():
+    """Two too few for sixteen clients. On a mesh the last ones' were taken for those of rows that are nobody."""
+    task, data = wide()
+    algorithm = fedamp_jax.fedamp(task, Solver(optax.sgd(0.1), 1, 2), sigma=1.0, self_weight=np.full(14, 0.1))
+    with pytest.raises(ValueError, match="self_weight has 14 numbers for 16 clients"):
+        fedamp_jax.round(algorithm, algorithm.init(KEY, data), data, KEY)
+    spread = sharding.shard(data, sharding.client_mesh(8))
+    with pytest.raises(
+        fedamp_jax.NegativeSelfWeightError, match=r"client 14's weights are not finite.*for each client"
+    ):
+        fedamp_jax.round(algorithm, sharding.init(algorithm, KEY, spread), spread, KEY)
+
+
+def test_asynchronous_collectives_are_counted_once():
+    """As GPUs have them. Failed when the operand that `-start` returns too was counted."""
+    program = """
+      s = (f32[8,4]{1,0}, f32[8,32]{1,0}) all-gather-start(f32[8,4]{1,0} p), dimensions={1}
+      d = f32[8,32]{1,0} all-gather-done((f32[8,4]{1,0}, f32[8,32]{1,0}) s)
+      r = (f32[4]{0}, bf16[2]{0}) all-reduce(f32[4]{0} a, bf16[2]{0} b), to_apply=sum
+    """
+    assert collectives(program) == {"all-gather": [8 * 32 * 4], "all-reduce": [4 * 4 + 2 * 2]}
+
+
 def test_a_mesh_that_cannot_be():
     with pytest.raises(ValueError, match="devices=9, but jax sees 8"):
         sharding.client_mesh(9)
@@ -236,17 +259,25 @@ def equations(jaxpr):
 def test_a_round_is_fit_for_a_tpu(entry):
     """No float64, no dynamic shape, no call of the host, in rounds and in `personalize`, even where x64 is allowed.
 
-    Failed with a `jnp.arange(n, dtype=float)` and with a `jax.debug.print` in `solve`.
+    Failed with the default dtype of `jax.random.uniform`, with `jnp.sum` of flags over an integer, which is a float64
+    there, and with a `jax.debug.print` in `solve`.
     """
-    _, algorithm = make(entry, epochs=(1, 3), chunk=3)
+    task = tiny_task()
+    task = task._replace(init=lambda key: jax.tree.map(lambda a: a.astype(jnp.float32), tiny_task().init(key)))
+    algorithm = entry.make(task, Solver(optax.sgd(0.05), epochs=(1, 3), batch_size=4, chunk=3))
     data = federation()
-    state = jax.eval_shape(algorithm.init, KEY, data)
-    for fn in (algorithm.round, algorithm.personalize):
-        jaxpr = jax.make_jaxpr(fn)(KEY, state, data)
-        seen = list(equations(jaxpr.jaxpr))
-        assert len(seen) > 0 or fn is algorithm.personalize
-        for eqn in seen:
-            assert not any(word in eqn.primitive.name for word in FORBIDDEN), eqn
-            for v in eqn.outvars:
-                assert str(getattr(v.aval, "dtype", "")) not in ("float64", "int64", "uint64", "complex128"), eqn
-                assert all(isinstance(n, int) for n in getattr(v.aval, "shape", ())), eqn
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        state = jax.eval_shape(algorithm.init, KEY, data)
+        after, _ = jax.eval_shape(algorithm.round, KEY, state, data)
+        assert [(a.shape, a.dtype) for a in jax.tree.leaves(after)] == [
+            (a.shape, a.dtype) for a in jax.tree.leaves(state)
+        ]
+        seen = {fn: list(equations(jax.make_jaxpr(fn)(KEY, state, data).jaxpr)) for fn in algorithm[1:]}
+    assert len(seen[algorithm.round]) > 0
+    for eqn in [eqn for equations in seen.values() for eqn in equations]:
+        assert not any(word in eqn.primitive.name for word in FORBIDDEN), eqn
+        for v in eqn.outvars:
+            shape = getattr(v.aval, "shape", ())
+            # Numbers of Python's are, one for each client: optax's, which a TPU gets as float32.
+            assert len(shape) < 2 or str(v.aval.dtype) not in ("float64", "complex128"), eqn
+            assert all(isinstance(n, int) for n in shape), eqn

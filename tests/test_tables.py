@@ -146,6 +146,32 @@ def test_page_and_slim_files(tmp_path, monkeypatch):
     assert "figures/one.png" in text and (tmp_path / "docs" / "figures" / "one-xi.png").stat().st_size > 5000
 
 
+def test_the_command_of_a_whole_file():
+    """A run that was resumed with other methods is shown as the one command that makes all that the file holds.
+
+    Failed when the last command was shown, with --resume and the last methods only.
+    """
+
+    def shown(words, names, experiment="practical"):
+        found = record("a", experiment, methods=[(name, 90.0) for name in names])
+        found.content["command"] = f"python x.py {words}"
+        return tables.whole_command(found.content).removeprefix("python x.py").strip()
+
+    some = ("FedAvg", "FedAMP")
+    assert shown("--lam 5 --methods FedAMP --resume --sigma 2", some) == "--lam 5 --sigma 2 --methods FedAvg FedAMP"
+    assert shown("--methods=FedAMP --resume", some) == "--methods FedAvg FedAMP"
+    assert shown("--resume", some) == "--methods FedAvg FedAMP"
+    assert shown("--resume --data-dir 'my data'", settings.METHODS) == "--data-dir 'my data'"
+    assert shown("--methods fedamp --resume", settings.METHODS) == ""
+    assert shown("--methods APFL", settings.PAPER_METHODS) == "--methods paper"
+    assert shown("--methods mean --resume", ("base", "mean"), "ablation") == "--methods base mean"
+    assert shown("--methods PFLEGO", settings.PFLEGO_METHODS, "degrees") == ""
+    assert shown("--rounds 10 20", (), "convergence") == "--rounds 10 20"
+    resumed = record("a", methods=[(name, 90.0) for name in some])
+    resumed.content["command"] += " --methods FedAMP --resume"
+    assert "--out /tmp/x --methods FedAvg FedAMP`" in page(resumed)
+
+
 def test_the_papers_values():
     """Spot checks of every table against the papers. Failed with columns of Table 1 read as value, value, value."""
     assert settings.PFLEGO_TABLE1["mnist", "none", "FedAvg"] == (93.12, 0.24)

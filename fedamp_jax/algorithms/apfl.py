@@ -9,7 +9,7 @@ import optax
 
 from fedamp_jax import checks, layout, stacked
 from fedamp_jax.algorithms.fedavg import average, mixed_stats, sample_weights
-from fedamp_jax.local import Solver, for_each_client, solve
+from fedamp_jax.local import Solver, check_parts, for_each_client, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -88,7 +88,7 @@ def apfl(
         The `Algorithm`; `personalize` mixes v_i with the averaged w. `info.loss` is the sum of both models' losses.
 
     Raises:
-        ValueError: a number out of range, or unknown `stats`.
+        ValueError: a number out of range, or unknown `stats`; in `init`, another number of alphas than of clients.
 
     Departs from the paper: w is weighted by numbers of examples, as in all methods here, so that alpha = 0 is FedAvg.
 
@@ -96,7 +96,10 @@ def apfl(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.apfl(task, fedamp_jax.Solver(optax.sgd(1e-2)), alpha=0.25)
     """
-    checks.number("alpha", alpha, low=0, high=1, strict=False)
+    check_parts(task, solver)
+    if callable(alpha):
+        raise TypeError("alpha must be a number or one for each client: a schedule would be asked in round 0 only")
+    checks.number("alpha", alpha, low=0, high=1, strict=False, per_client=True)
     checks.number("learning_rate", learning_rate, low=0)
     checks.choice("stats", stats, ("local", "mix"))
     step = lambda k: _projected_sgd(checks.at_round(learning_rate, k))  # noqa: E731
@@ -104,11 +107,12 @@ def apfl(
     pair = _both(task)
 
     def init(key, data):
-        start, m = task.init(key), data.y.shape[0]
+        start = jax.tree.map(jnp.copy, task.init(key))  # a round gives the state away, and not the task's own arrays
+        m = data.y.shape[0]
         running = stacked.broadcast(start.stats, m)
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round gives all of a state's away
         # A copy: the state is given away with every round, the caller's array is not.
-        mixing = jnp.array(layout.per_client(checks.at_round(alpha, jnp.zeros((), jnp.int32)), m))
+        mixing = jnp.array(layout.per_client("alpha", jnp.asarray(alpha, jnp.float32), m))
         return APFLState(
             start.params, stacked.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32)
         )

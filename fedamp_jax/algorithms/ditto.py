@@ -6,8 +6,8 @@ import jax
 
 from fedamp_jax import checks
 from fedamp_jax.algorithms.fedavg import FedAvgState, average, fedavg, mixed_stats, sample_weights
-from fedamp_jax.local import Local, Prox, Solver, draw_epochs, for_each_client, init_clients, solve
-from fedamp_jax.types import Algorithm, Task, Variables
+from fedamp_jax.local import Local, Prox, Solver, check_parts, drawn_anew, for_each_client, init_clients, solve
+from fedamp_jax.types import Algorithm, Array, Task, Variables
 
 
 class DittoState(NamedTuple):
@@ -15,6 +15,11 @@ class DittoState(NamedTuple):
 
     shared: FedAvgState
     personal: Local
+
+    @property
+    def round(self) -> Array:
+        """`[]` int32."""
+        return self.shared.round
 
 
 def ditto(
@@ -27,7 +32,8 @@ def ditto(
         solver: the global model's local training.
         lam: pull of the personal models towards the global one received in the round, at least 0; a number, a
             schedule of the round or a tracer.
-        personal_solver: the personal models' training, if it differs, with epochs of its own.
+        personal_solver: the personal models' training, if it differs, with epochs of its own; not its `chunk` and
+            `corrupt`, which are `solver`'s.
         stats: BatchNorm statistics of the personal models stay each client's own (`"local"`), or start each round from
             the mean of all (`"mix"`). The global model's are always averaged.
 
@@ -43,6 +49,7 @@ def ditto(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.ditto(task, fedamp_jax.Solver(optax.adam(1e-3)), lam=0.1)
     """
+    check_parts(task, solver)
     checks.number("lam", lam, low=0, strict=False)
     checks.choice("stats", stats, ("local", "mix"))
     shared_method, own_solver = fedavg(task, solver), personal_solver or solver
@@ -59,7 +66,7 @@ def ditto(
             keys = jax.random.split(key)
             sent, _ = solve(task, solver, keys[0], client, glob.variables, epochs=epochs, k=k,
                             optimizer_state=glob.optimizer)  # fmt: skip
-            passes = draw_epochs(own_solver, keys[1:], epochs[None] > 0)[0] if personal_solver else epochs
+            passes = drawn_anew(own_solver, keys[1], epochs) if personal_solver else epochs
             kept, loss = solve(task, own_solver, keys[1], client, own.variables, epochs=passes, k=k, prox=prox,
                                optimizer_state=own.optimizer)  # fmt: skip
             return (sent, kept), loss

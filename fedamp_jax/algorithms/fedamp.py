@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from fedamp_jax import attention, checks, stacked
-from fedamp_jax.local import Local, Prox, Solver, for_each_client, init_clients, solve
+from fedamp_jax.local import Local, Prox, Solver, check_parts, for_each_client, init_clients, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
-ALPHA = optax.exponential_decay(1e4, transition_steps=30, decay_rate=0.1, staircase=True)
-"""Appendix C: alpha_k starts at 1e4 and falls by 0.1 every 30 rounds."""
+ALPHA = optax.exponential_decay(1e4, transition_steps=30, decay_rate=0.1, staircase=True, end_value=1e2)
+"""Appendix C: alpha_k starts at 1e4 and falls by 0.1 every 30 rounds, in the paper's 90 to 100. There it stays: a step
+of local training is stable while learning rate * lam / alpha_k < 2, so that an alpha that falls on ends every run."""
 
 
 class FedAMPState(NamedTuple):
@@ -36,6 +37,7 @@ def _attentive(
     stale: str,
 ) -> Algorithm:
     """Algorithm 1 for any attention `weights(params [M, ...], hears [M], sends [M], k) -> xi [M, M]`."""
+    check_parts(task, solver)
     checks.number("alpha", alpha, low=0)
     checks.number("lam", lam, low=0, strict=False)
     checks.choice("start", start, ("cloud", "personal"))
@@ -50,7 +52,7 @@ def _attentive(
         sends = data.online if stale == "exclude" else data.size > 0
         xi = weights(mine.params, data.online, sends, k)
         # With a negative self weight u_i is no convex combination, so nobody trains; `fedamp_jax.round` reports it.
-        data = data._replace(online=data.online & jnp.all(jnp.diagonal(xi) >= 0))
+        data = data._replace(online=data.online & jnp.all(attention.given_to_self(xi) >= 0))
         cloud = stacked.mix(xi, mine.params)
         running = stacked.mix(xi, mine.stats) if stats == "mix" else mine.stats
         begin = Variables(cloud if start == "cloud" else mine.params, running)
@@ -95,7 +97,8 @@ def fedamp(
         self_weight: None for Eq. 5 as printed, `xi_ii = 1 - sum_j xi_ij`, which needs a small alpha; or a number in
             [0, 1], or one per client `[M]`: then the others' weights are normalised to `1 - xi_ii`. Appendix C takes
             `1 / (N_i + 1)`, N_i being the number of other clients with the same distribution.
-        alpha: step size alpha_k, greater than 0. By default Appendix C's: 1e4, falling by 0.1 every 30 rounds.
+        alpha: step size alpha_k, greater than 0. By default Appendix C's: 1e4, falling by 0.1 every 30 rounds, from the
+            60th on 100. Local steps of the learning rate r are stable while `r lam / alpha_k < 2`.
         lam: lambda of Eq. 1, at least 0.
         slope: `log A'`: `attention.neg_exp`, `attention.scad` or `attention.mcp`.
         start: local training starts from u_i (`"cloud"`) or from w_i (`"personal"`).
@@ -104,8 +107,8 @@ def fedamp(
         stale: the last models of clients that are offline are left out of xi (`"exclude"`) or count (`"include"`).
 
     Returns:
-        The `Algorithm`; `info.xi` holds the weights. If a self weight comes out negative, nobody trains in that round
-        and `fedamp_jax.round` raises.
+        The `Algorithm`; `info.xi` holds the weights. If a self weight comes out negative or a weight is not finite,
+        nobody trains in that round and `fedamp_jax.round` raises.
 
     Raises:
         ValueError, TypeError: if a hyper-parameter is out of range or of the wrong kind.
@@ -120,7 +123,7 @@ def fedamp(
     """
     checks.number("sigma", sigma, low=0)
     if self_weight is not None:
-        checks.number("self_weight", self_weight, low=0, high=1, strict=False)
+        checks.number("self_weight", self_weight, low=0, high=1, strict=False, per_client=True)
 
     def weights(params, hears, sends, k):
         own = None if self_weight is None else checks.at_round(self_weight, k)
@@ -166,7 +169,7 @@ def heurfedamp(
     checks.number("sigma", sigma, low=0)
     if self_weight is None:
         raise ValueError("self_weight must be given for heurfedamp: Eq. 8 treats xi_ii as a hyper-parameter in [0, 1]")
-    checks.number("self_weight", self_weight, low=0, high=1, strict=False)
+    checks.number("self_weight", self_weight, low=0, high=1, strict=False, per_client=True)
 
     def weights(params, hears, sends, k):
         own = checks.at_round(self_weight, k)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedamp_jax import checks, stacked
-from fedamp_jax.local import Local, Prox, Solver, for_each_client, init_optimizer, solve
+from fedamp_jax.local import Local, Prox, Solver, check_parts, for_each_client, init_optimizer, solve
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, Task, Variables
 
 
@@ -65,11 +65,12 @@ def fedprox(task: Task, solver: Solver, *, mu: float = 0.01, stats: str = "mix")
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.fedprox(task, fedamp_jax.Solver(optax.adam(1e-3)), mu=0.01)
     """
+    check_parts(task, solver)
     checks.number("mu", mu, low=0, strict=False)
     checks.choice("stats", stats, ("mix", "local"))
 
     def init(key, data):
-        start = task.init(key)
+        start = jax.tree.map(jnp.copy, task.init(key))  # a round gives the state away, and not the task's own arrays
         m = data.y.shape[0]
         optimizer = init_optimizer(solver, stacked.broadcast(start.params, m))
         return FedAvgState(start.params, stacked.broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))

@@ -15,7 +15,7 @@ from fedamp_jax.types import Algorithm, Array, Data, Task
 def _rows(key: Array, client: Data) -> Array:
     """One client's rows in random order `[N]`, real ones first; both sets of a round are cut from the same order."""
     n = client.y.shape[0]
-    draw = jax.random.uniform(jax.random.fold_in(key, 1 << 20), (n,))
+    draw = jax.random.uniform(jax.random.fold_in(key, 1 << 20), (n,), jnp.float32)
     return jnp.argsort(jnp.where(jnp.arange(n) < client.size, draw, jnp.inf))
 
 
@@ -33,7 +33,7 @@ def fedrecon(
     Args:
         task: the model; `task.head` says what the head is. Every reconstruction starts from the server's initial head.
         solver: the body's training.
-        head_solver: the reconstruction's, if it differs.
+        head_solver: the reconstruction's optimizer, epochs and batch size, if they differ.
         support: share of a client's examples, drawn anew each round, that the head is reconstructed on, in (0, 1).
             Both sets get one example at least; a client with a single one uses it for both.
         server_step: the server adds `server_step` times the weighted mean of the bodies' changes.
@@ -75,6 +75,7 @@ def fedrecon(
 
     def personalize(key, state, data):
         models = base.personalize(key, state, data)
-        return tune(task, head_solver or solver, key, data, models, mask_of("head", head_mask(task, models.params)))
+        trainable = mask_of("head", head_mask(task, models.params))
+        return tune(task, head_solver or solver, key, data, models, state, trainable)
 
     return base._replace(personalize=personalize)

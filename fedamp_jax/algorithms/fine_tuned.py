@@ -1,23 +1,30 @@
 """Fine-tuning: any method's models, trained on each client's own data before use (Wang et al. 2019; "-FT")."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
-from fedamp_jax.local import Local, Solver, for_each_client, solve
+from fedamp_jax.local import Local, Solver, check_parts, for_each_client, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
 def tune(
-    task: Task, solver: Solver, key: Array, data: Data, models: Variables, trainable: PyTree | None = None
+    task: Task, solver: Solver, key: Array, data: Data, models: Variables, state: Any, trainable: PyTree | None = None
 ) -> Variables:
     """Train every client's model `[M, ...]` on its own data, whoever is online; a result that is not finite is
-    dropped.
+    dropped. Nothing is sent, so nothing is corrupted.
+
+    Args:
+        task, solver, key, data: as in a round.
+        models: where training starts.
+        state: of the method; a solver that follows the round is asked for `state.round`, or 0 if it has none.
+        trainable: as in `solve`.
     """
-    tuner = dataclasses.replace(solver, keep_optimizer=False)
+    tuner = dataclasses.replace(solver, keep_optimizer=False, corrupt=None)
+    k = getattr(state, "round", jnp.zeros((), jnp.int32))
 
     def local(key, client, epochs, mine):
-        k = jnp.zeros((), jnp.int32)
         return solve(task, tuner, key, client, mine.variables, epochs=epochs, k=k, trainable=trainable)
 
     everybody = data._replace(online=data.size > 0)
@@ -28,7 +35,7 @@ def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
     """Wrap `base` so that its personal models are fine-tuned; its rounds and its state stay what they are.
 
     The paper leaves open how long to fine-tune; the baselines here take `solver.epochs` from each model that is used,
-    as in one round of local training.
+    as in the next round of local training.
 
     Args:
         task: the model.
@@ -43,10 +50,11 @@ def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
     >>> solver = fedamp_jax.Solver(optax.adam(1e-3))
     >>> algorithm = fedamp_jax.fine_tuned(task, solver, base=fedamp_jax.fedavg(task, solver))
     """
+    check_parts(task, solver)
     if not isinstance(base, Algorithm):
         raise TypeError(f"base must be an Algorithm, such as fedavg(task, solver), got {base!r}")
 
     def personalize(key, state, data):
-        return tune(task, solver, key, data, base.personalize(key, state, data))
+        return tune(task, solver, key, data, base.personalize(key, state, data), state)
 
     return Algorithm(base.init, base.round, personalize)

@@ -16,7 +16,8 @@ from fedamp_jax.algorithms.fine_tuned import tune
 from fedamp_jax.local import (
     Local,
     Solver,
-    draw_epochs,
+    check_parts,
+    drawn_anew,
     for_each_client,
     head_mask,
     init_optimizer,
@@ -117,6 +118,7 @@ def shared_body(
         keep_heads: heads persist; otherwise every round starts from the initial ones.
         server_step: `body += server_step * (mean of the clients' bodies - body)`.
     """
+    check_parts(task, solver)
     checks.choice("stats", stats, ("local", "mix"))
 
     def init(key, data):
@@ -132,7 +134,7 @@ def shared_body(
                 key_phase = jax.random.fold_in(key, number) if len(phases) > 1 else key
                 last = number == len(phases) - 1  # the only phase whose optimizer may be kept
                 own = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
-                passes = epochs if phase.solver is None else draw_epochs(own, key_phase[None], epochs[None] > 0)[0]
+                passes = epochs if phase.solver is None else drawn_anew(own, key_phase, epochs)
                 result, loss = solve(
                     task, own, key_phase, phase.data(key, client) if phase.data else client, result.variables,
                     epochs=passes, k=state.round, trainable=mask_of(phase.part, head), optimizer_state=mine.optimizer,
@@ -185,7 +187,8 @@ def fedrep(
     Args:
         task: the model; `task.head` says what the head is.
         solver: the body's training.
-        head_solver: the head's, if it differs; the paper gives the head more epochs than the body.
+        head_solver: the head's optimizer, epochs and batch size, if they differ; the paper gives the head more epochs
+            than the body.
         common_init: one initial head for all clients, or one each.
         stats: as in `fedper`.
 
@@ -213,7 +216,7 @@ def fedbabu(
     Args:
         task: the model; `task.head` says what the head is. Its kernels are made orthogonal and never trained.
         solver: the body's training.
-        tuner: the fine-tuning's, if it differs.
+        tuner: the fine-tuning's optimizer, epochs, batch size and chunk, if they differ.
         tune_part: what fine-tuning trains: `"all"` or `"head"`.
         stats: as in `fedper`.
 
@@ -244,6 +247,7 @@ def fedbabu(
 
     def personalize(key, state, data):
         models = base.personalize(key, state, data)
-        return tune(task, tuner or solver, key, data, models, mask_of(tune_part, head_mask(task, models.params)))
+        trainable = mask_of(tune_part, head_mask(task, models.params))
+        return tune(task, tuner or solver, key, data, models, state, trainable)
 
     return base._replace(personalize=personalize)

@@ -14,11 +14,13 @@ from fedamp_jax.algorithms.partial import BodyState, assemble, init_body
 from fedamp_jax.local import (
     Solver,
     batch_width,
+    check_parts,
     fold_blocks,
     for_each_client,
     full_gradient,
     head_mask,
     join,
+    share_of,
     split,
     take_batch,
 )
@@ -31,18 +33,23 @@ class PFLEGOState(NamedTuple):
     model: BodyState
     server: PyTree
 
+    @property
+    def round(self) -> Array:
+        """`[]` int32."""
+        return self.model.round
+
 
 def _features(features: Callable, solver: Solver, key: Array, client: Data, start: Variables) -> Array:
     """The body's features of all of ONE client's data, `[N, ...]`, in one pass."""
 
-    def of(batch: Batch) -> Array:
-        return features(start, batch, key)[0]
+    def of(batch: Batch, rows: Array) -> Array:
+        return features(start, batch, jax.random.fold_in(key, rows[0]))[0]
 
     def fold(batch: Batch, rows: Array, phi: Array) -> Array:
-        return phi.at[rows].set(of(batch), mode="drop")
+        return phi.at[rows].set(of(batch, rows), mode="drop")
 
     width = batch_width(solver, client)
-    one = jax.eval_shape(lambda rows: of(take_batch(client, rows, rows >= 0)), jnp.zeros(width, jnp.int32))
+    one = jax.eval_shape(lambda rows: of(take_batch(client, rows, rows >= 0), rows), jnp.zeros(width, jnp.int32))
     return fold_blocks(solver, client, fold, jnp.zeros((client.y.shape[0], *one.shape[1:]), one.dtype))
 
 
@@ -56,17 +63,20 @@ def head_steps(
     own, body = split(start.params, head)
     features, head_loss = task.features, task.head_loss
     if features is None or head_loss is None:
-        on_features, loss = client, lambda variables, batch: task.loss(variables, batch, key)[0]
+        on_features, loss = client, lambda variables, batch, key: task.loss(variables, batch, key)[0]
     else:
         on_features = client._replace(x=_features(features, solver, key, client, start))
 
-        def loss(variables, batch):
+        def loss(variables, batch, key):
             return head_loss(variables, batch.x, batch)
 
-    def step(_: Array, own: PyTree) -> PyTree:
+    def step(t: Array, own: PyTree) -> PyTree:
+        key_step = jax.random.fold_in(key, t)
+
         def fold(batch: Batch, rows: Array, total: PyTree) -> PyTree:
-            g = jax.grad(lambda h: loss(Variables(join(h, body), start.stats), batch))(own)
-            return jax.tree.map(lambda a, b: a + jnp.sum(batch.mask) / client.size * b, total, g)
+            key_batch, share = jax.random.fold_in(key_step, rows[0]), share_of(batch, client)
+            g = jax.grad(lambda h: loss(Variables(join(h, body), start.stats), batch, key_batch))(own)
+            return jax.tree.map(lambda a, b: a + share * b, total, g)
 
         gradient = fold_blocks(solver, on_features, fold, jax.tree.map(jnp.zeros_like, own))
         return jax.tree.map(lambda w, g: w - beta * g, own, gradient)
@@ -94,7 +104,8 @@ def pflego(
         task: the model; `task.head` says what the head is. With `task.features` the tau - 1 steps cost one pass
             through the body in all, without it one each.
         solver: `epochs` is tau, one full-batch step being one pass; `batch_size` is how many examples are held at once,
-            and changes nothing but memory. Its optimizer is not used: the method has steps of its own.
+            and changes nothing but memory unless a normalisation couples the examples of a batch. Its optimizer is not
+            used: the method has steps of its own.
         beta: learning rate of the tau - 1 head steps.
         rho: learning rate of the joint step.
         server_optimizer: the optax optimizer that takes theta along the gradient of Eq. 4; None for SGD with `rho`. The
@@ -114,6 +125,7 @@ def pflego(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.pflego(task, fedamp_jax.Solver(optax.sgd(0.1), epochs=50))
     """
+    check_parts(task, solver)
     checks.number("beta", beta, low=0)
     checks.number("rho", rho, low=0)
     checks.choice("stats", stats, ("local", "mix"))
@@ -130,8 +142,9 @@ def pflego(
         model, k = state.model, state.model.round
         begin = assemble(model, data)
         head = head_mask(task, begin.params)
-        boost = jnp.sum(data.size > 0) / jnp.maximum(jnp.sum(data.online), 1)  # I / r
-        share = data.size / jnp.sum(data.size)  # alpha_i, over ALL clients
+        there, here = (jnp.sum(a, dtype=jnp.float32) for a in (data.size > 0, data.online))
+        boost = there / jnp.maximum(here, 1.0)  # I / r
+        share = data.size.astype(jnp.float32) / jnp.sum(data.size, dtype=jnp.float32)  # alpha_i, over ALL clients
 
         def local(key, client, epochs, mine, share_i):
             params = head_steps(task, own_solver, key, client, mine[0], head, epochs - 1, checks.at_round(beta, k))

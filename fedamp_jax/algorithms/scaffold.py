@@ -9,7 +9,7 @@ import optax
 
 from fedamp_jax import checks, stacked
 from fedamp_jax.algorithms.fedavg import average, mixed_stats
-from fedamp_jax.local import Solver, batch_width, for_each_client, full_gradient, solve
+from fedamp_jax.local import Solver, batch_width, check_parts, for_each_client, full_gradient, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -64,6 +64,7 @@ def scaffold(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.scaffold(task, fedamp_jax.Solver(optax.sgd(1e-2)), learning_rate=1e-2)
     """
+    check_parts(task, solver)
     checks.number("learning_rate", learning_rate, low=0)
     checks.number("global_step", global_step, low=0)
     checks.choice("option", option, ("I", "II"))
@@ -73,7 +74,8 @@ def scaffold(
     sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
 
     def init(key, data):
-        start, m = task.init(key), data.y.shape[0]
+        start = jax.tree.map(jnp.copy, task.init(key))  # a round gives the state away, and not the task's own arrays
+        m = data.y.shape[0]
         zero = jax.tree.map(jnp.zeros_like, start.params)
         clients = stacked.broadcast(start, m)
         return ScaffoldState(start.params, zero, stacked.broadcast(zero, m), clients, jnp.zeros((), jnp.int32))
@@ -88,7 +90,7 @@ def scaffold(
             result, loss = solve(task, sgd, key, client, begin, epochs=epochs, k=k, correction=shift)
             y = result.variables
             if option == "I":
-                new, _, _ = full_gradient(task, sgd, key, client, begin)
+                new, _, _ = full_gradient(task, sgd, jax.random.fold_in(key, 1 << 22), client, begin)
             else:
                 width = batch_width(sgd, client)
                 steps = epochs * ((client.size + width - 1) // width)  # K

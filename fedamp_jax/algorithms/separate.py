@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedamp_jax.local import Local, Solver, for_each_client, init_clients, solve
+from fedamp_jax.local import Local, Solver, check_parts, for_each_client, init_clients, solve
 from fedamp_jax.types import Algorithm, Array, Task
 
 
@@ -30,6 +30,7 @@ def separate(task: Task, solver: Solver, *, common_init: bool = True) -> Algorit
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.separate(task, fedamp_jax.Solver(optax.adam(1e-3)))
     """
+    check_parts(task, solver)
 
     def init(key, data):
         return SeparateState(init_clients(task, solver, key, data, common=common_init), jnp.zeros((), jnp.int32))

@@ -256,15 +256,38 @@ def from_table(
     return _from_pool(x, y, rows, classes, lambda i: f"client {found[i]!r}"), found
 
 
+def _check_rows(data: Data, name: str) -> None:
+    """Refuse labels, sizes and flags that `from_lists` would never make: by hand, with `_replace`, one can."""
+    y, size, classes, online = (np.asarray(a) for a in (data.y, data.size, data.classes, data.online))
+    if y.dtype.kind not in "iu" or online.dtype != bool:
+        raise TypeError(f"{name}.y must be int32 and {name}.online bool, got {y.dtype} and {online.dtype}")
+    m, n = y.shape
+    lengths = {field: len(a) for field, a in data._asdict().items()}
+    if set(lengths.values()) != {m} or data.x.shape[1] != n:
+        raise ValueError(f"the arrays of {name} must be of the same clients and examples, got lengths {lengths}")
+    for i in np.flatnonzero((size < 0) | (size > n)):
+        raise ValueError(f"{name}.size[{i}] is {size[i]}, but a client has room for {n} examples")
+    real = np.arange(n) < size[:, None]
+    for i in np.flatnonzero((real & ((y < 0) | (y >= classes[:, None]))).any(axis=1)):
+        labels = y[i][real[i]]
+        raise ValueError(
+            f"client {i} has labels {labels.min()} to {labels.max()} in {name}, and {classes[i]} classes: labels must "
+            "be 0..classes-1"
+        )
+
+
 def check_pair(train: Data, test: Data) -> None:
-    """Refuse test data whose clients are not those of the training data, in the same order.
+    """Refuse data that are no clients' data, and test data of other clients than the training data's, or in another
+    order.
 
     Args:
         train: `Data` to train on.
         test: `Data` to evaluate on; sizes may differ.
 
     Raises:
-        ValueError: if the number of clients, the shape or dtype of an example, the classes or the ids differ.
+        TypeError: if labels are not integers.
+        ValueError: if the number of clients, the shape or dtype of an example, the classes or the ids differ, or if
+            labels or sizes lie outside of what the arrays say.
 
     >>> import numpy as np
     >>> from fedamp_jax import data
@@ -274,6 +297,8 @@ def check_pair(train: Data, test: Data) -> None:
         ...
     ValueError: client 0 has 3 classes in train and 2 in test: give both the same classes, such as classes=train.classes
     """
+    for name, data in (("train", train), ("test", test)):
+        _check_rows(data, name)
     if len(train.size) != len(test.size):
         raise ValueError(f"train has {len(train.size)} clients, test has {len(test.size)}: give each client both")
     if train.x.shape[2:] != test.x.shape[2:] or train.x.dtype != test.x.dtype:

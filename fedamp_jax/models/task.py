@@ -126,7 +126,10 @@ class _Module:
                 f"x has shape {x.shape}, but this model was made for examples of shape {self.shape}, that is for x of "
                 f"shape {('B', *self.shape)}: make the model with shape={tuple(x.shape[1:])}, or reshape the data"
             )
-        return to_float(x.reshape(x.shape[:1] + self.shape))
+        x = x.reshape(x.shape[:1] + self.shape)
+        # Tokens arrive as floats: a data set stores all numbers but uint8 as float32, which holds them up to 2^24.
+        tokens = jnp.issubdtype(self.dtype, jnp.integer) and self.dtype != jnp.uint8
+        return x.astype(self.dtype) if tokens else to_float(x)
 
     def predict(self, variables: Variables, x: Array) -> Array:
         x = self.input(x)
@@ -208,7 +211,8 @@ def from_linen(
         head: beginnings of the paths of the parameters that make the personal head, whole names between slashes
             (`"Dense_1"` is not the beginning of `"Dense_10/kernel"`). Default: `"head"` if the model has such a layer,
             else the last top-level layer that it makes.
-        dtype: of one example as the data set stores it; an integer type for models that look tokens up.
+        dtype: what the model takes. An integer type other than uint8, for models that look tokens up, gets the data
+            set's numbers as such; all others get float32.
 
     Returns:
         The task; its loss is `cross_entropy`.
