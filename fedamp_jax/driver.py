@@ -256,6 +256,12 @@ def _placed(
     """The number of clients, and their checked data: on the mesh, or in the host's memory, if `run` is to work so."""
     from fedamp_jax.data import check_pair
 
+    for name, data in (("train", train), ("test", test)):
+        checks.kind(name, data, Data, "fedamp_jax.data makes one")
+    if mesh is not None:
+        checks.kind("mesh", mesh, jax.sharding.Mesh, "from fedamp_jax.sharding.client_mesh(devices)")
+    if offload_to is not None:
+        checks.kind("offload_to", offload_to, jax.Device, "such as jax.devices()[0]")
     if all(getattr(a, "is_fully_addressable", True) for a in (train.size, test.size)):
         check_pair(train, test)
     m = sharding.count(train)
@@ -350,15 +356,9 @@ def run(
     checks.shares(participation, drop_rate)
     checks.kind("task", task, Task, "fedamp_jax.models makes one")
     checks.kind("algorithm", algorithm, Algorithm, "such as fedamp_jax.fedamp(task, solver, ...)")
-    if mesh is not None:
-        checks.kind("mesh", mesh, jax.sharding.Mesh, "from fedamp_jax.sharding.client_mesh(devices)")
-    if offload_to is not None:
-        checks.kind("offload_to", offload_to, jax.Device, "such as jax.devices()[0]")
-    for name, data in (("train", train), ("test", test)):
-        checks.kind(name, data, Data, "fedamp_jax.data makes one")
+    m, train, test = _placed(train, test, mesh, offload_to)
     checks.fits(task, train)
     key = jax.random.key(seed)
-    m, train, test = _placed(train, test, mesh, offload_to)
 
     with offload.use(offload_to):
         state = sharding.init(algorithm, key, train)

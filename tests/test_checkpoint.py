@@ -12,11 +12,13 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import fedamp_jax
 from fedamp_jax import checkpoint, driver, report, sharding
 from fedamp_jax.books import Run
-from tests.registry import federation
+from tests.registry import federation, tiny_task
 from tests.test_resume import made, outcome, train
 
 
@@ -198,3 +200,19 @@ def test_a_full_disk_leaves_checkpoints_whole(tmp_path):
     with full_disk(), pytest.raises(OSError, match=r"a checkpoint cannot be written to .*The last ones are whole"):
         train(folder, rounds=4)
     assert outcome(train(folder, rounds=4)) == outcome(train(None, rounds=4))
+
+
+def test_generators_of_an_optimizer_are_saved(tmp_path):
+    """Gradient noise: a resumed run equals one that was not. Failed with "Cannot interpret 'key<fry>'"."""
+    task = tiny_task()
+    noisy = optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1))
+    algorithm = fedamp_jax.separate(task, fedamp_jax.Solver(noisy, epochs=1, batch_size=4, keep_optimizer=True))
+    data = federation()
+
+    def run(rounds, folder):
+        return fedamp_jax.run(task, algorithm, data, data, rounds=rounds, progress=False, checkpoint_dir=folder)
+
+    run(1, tmp_path / "a")
+    resumed, whole = run(2, tmp_path / "a"), run(2, tmp_path / "b")
+    for a, b in zip(*(jax.tree.leaves(r.state.clients.variables) for r in (resumed, whole)), strict=True):
+        np.testing.assert_array_equal(a, b)
