@@ -22,7 +22,8 @@ import settings
 import fedamp_jax
 from fedamp_jax import Algorithm, Solver, Task, Variables, checks
 from fedamp_jax.algorithms.pflego import head_steps
-from fedamp_jax.local import for_each_client, head_mask
+from fedamp_jax.heads import head_mask
+from fedamp_jax.local import for_each_client
 
 _FULL = 1 << 30  # examples in a step: all that a client has
 _BLOCK = 256  # examples that PFLEGO holds at once; changes nothing but memory

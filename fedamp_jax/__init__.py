@@ -32,9 +32,10 @@ from fedamp_jax.algorithms import (
     scaffold,
     separate,
 )
-from fedamp_jax.driver import NegativeSelfWeightError, Run, evaluate, round, run, sample_online
+from fedamp_jax.driver import NegativeSelfWeightError, Run, evaluate, round, run
 from fedamp_jax.local import Solver
 from fedamp_jax.models import cross_entropy
+from fedamp_jax.participation import sample_online
 from fedamp_jax.types import Algorithm, Batch, Data, Info, Task, Variables
 
 __all__ = [

@@ -17,6 +17,7 @@ from fedamp_jax.books import Run
 from fedamp_jax.checkpoint import describe, opened
 from fedamp_jax.interrupt import StopOnSignal, Stopped
 from fedamp_jax.local import chunk_size, fitting
+from fedamp_jax.participation import online
 from fedamp_jax.types import Algorithm, Array, Data, Device, Info, Task, Variables
 
 # Evaluated at once, of one client and of all: bounds the memory of activations, for ResNet18 to 3 GiB.
@@ -37,6 +38,9 @@ class NegativeSelfWeightError(ValueError):
 def _round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
     state, info = layout.placeless(algorithm.round)(key, state, data)
     return layout.settle(state, data.y.shape[0]), layout.everywhere(info)
+
+
+_own_weights = jax.jit(attention.given_to_self)  # one pass over [M, M], which nothing of that size is made for
 
 
 @functools.lru_cache(maxsize=64)
@@ -107,7 +111,7 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
         with sharding.over(data), memory.explained(taken), _fitted(algorithm, state, data, key):
             state, info = _round(algorithm, state, data, key)
     if info.xi is not None and not isinstance(info.xi, Tracer):
-        own = np.asarray(attention.given_to_self(info.xi))
+        own = np.asarray(_own_weights(info.xi))
         if not (own >= 0).all():
             worst = int(np.argmin(own))  # a NaN comes before all numbers
             if np.isnan(own[worst]):
@@ -206,48 +210,6 @@ def _compiled_personal_accuracy(
     task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data
 ) -> Array:
     return evaluate(task, layout.placeless(algorithm.personalize)(key, state, train), test)
-
-
-def sample_online(
-    key: Array, m: int, participation: float = 1.0, drop_rate: float = 0.0, ids: Array | None = None
-) -> Array:
-    """Who takes part in a round: `participation` of the clients are invited, `drop_rate` of those drop out.
-
-    Args:
-        key: a PRNG key.
-        m: number of clients.
-        participation: share in (0, 1]; a whole number of clients, at least one, drawn without replacement.
-        drop_rate: share in [0, 1) of the invited that drop out, rounded to a whole number of clients, which may be 0.
-        ids: `[m]` int32, such as `data.id`: the draw follows them, so that it does not depend on the order of clients.
-            None: they increase.
-
-    Returns:
-        `[m]` bool.
-
-    Raises:
-        ValueError: if a share is out of range, or if all that are invited drop out.
-
-    >>> int(sample_online(jax.random.key(0), 100, participation=0.2, drop_rate=0.5).sum())
-    10
-    """
-    checks.whole("m", m, low=1)
-    checks.shares(participation, drop_rate)
-    invited = max(1, int(np.round(participation * m)))
-    staying = invited - int(np.round(drop_rate * invited))
-    if staying == 0:
-        raise ValueError(
-            f"nobody would ever take part: of {m} clients participation={participation} invites {invited}, and with "
-            f"drop_rate={drop_rate} all of these drop out"
-        )
-    online = jnp.argsort(jax.random.permutation(key, m)) < staying
-    return online if ids is None else online[jnp.argsort(jnp.argsort(ids))]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _online(m: int, participation: float, drop_rate: float, key: Array, data: Data) -> Array:
-    """Who takes part in a round: of those that `data` have online."""
-    drawn = sample_online(key, m, participation, drop_rate, data.id[:m])
-    return data.online & jnp.pad(drawn, (0, len(data.online) - m))
 
 
 def _placed(
@@ -383,7 +345,7 @@ def run(
         for k in range(done, rounds):
             began = time.perf_counter()
             key_online, key_round, key_use = jax.random.split(jax.random.fold_in(key, k), 3)
-            taking_part = train._replace(online=_online(m, participation, drop_rate, key_online, train))
+            taking_part = train._replace(online=online(m, participation, drop_rate, key_online, train))
             result.state, info = round(algorithm, result.state, taking_part, key_round)
             info = sharding.trim(info, m)
             books.warn_if_lost(info)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedamp_jax import checks, layout, offload, stacked
+from fedamp_jax.heads import join, split
 from fedamp_jax.types import Array, Batch, Data, Info, PyTree, Task, Variables
 
 
@@ -129,6 +130,11 @@ def init_optimizer(solver: Solver, params: PyTree, trainable: PyTree | None = No
     return jax.vmap(lambda p: optimizer.init(split(p, trainable)[0]))(params)
 
 
+def init_model(task: Task, key: Array) -> Variables:
+    """`task.init(key)` in arrays of its own: rounds give the state away, and not what the task may hold."""
+    return jax.tree.map(jnp.copy, task.init(key))
+
+
 def init_clients(task: Task, solver: Solver, key: Array, data: Data, *, common: bool = True) -> Local:
     """`Local [M]` before the first round: one initial model for all clients, or one of each client's own."""
     if common:
@@ -145,41 +151,6 @@ def seeded(optimizer_state: PyTree, key: Array) -> PyTree:
     """
     is_key = lambda a: isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)  # noqa: E731
     return jax.tree.map(lambda a: jax.random.fold_in(key, jax.random.bits(a)) if is_key(a) else a, optimizer_state)
-
-
-def split(params: PyTree, trainable: PyTree | None) -> tuple[PyTree, PyTree]:
-    """Two trees, `(trained, frozen)`, each with None where the other one has the leaf; a mask of None trains all."""
-    if trainable is None:
-        return params, jax.tree.map(lambda _: None, params)
-    trained = jax.tree.map(lambda p, t: p if t else None, params, trainable)
-    return trained, jax.tree.map(lambda p, t: None if t else p, params, trainable)
-
-
-def join(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The tree that `split` took apart."""
-    return jax.tree.map(lambda a, b: b if a is None else a, trained, frozen, is_leaf=lambda a: a is None)
-
-
-def head_mask(task: Task, params: PyTree) -> PyTree:
-    """A tree of Python bools like the parameters, True where a leaf belongs to the personal head (`task.head`).
-
-    Raises:
-        ValueError: if `task.head` selects no parameter, or all of them.
-    """
-
-    def of_head(path: tuple, _: Any) -> bool:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return any(name == prefix or name.startswith(prefix + "/") for prefix in task.head)
-
-    mask = jax.tree_util.tree_map_with_path(of_head, params)
-    if len(set(jax.tree.leaves(mask))) != 2:
-        names = [
-            jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in jax.tree_util.tree_leaves_with_path(params)
-        ]
-        raise ValueError(
-            f"head={task.head} must select some and not all of the parameters; there are: {', '.join(names)}"
-        )
-    return mask
 
 
 def batch_width(solver: Solver, data: Data) -> int:

@@ -10,7 +10,8 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Solver, Task, Variables, checks, sample_online
-from fedamp_jax.local import Local, for_each_client, full_gradient, head_mask, minibatch_order, solve
+from fedamp_jax.heads import head_mask
+from fedamp_jax.local import Local, for_each_client, full_gradient, minibatch_order, solve
 from tests.registry import SIZES, federation, run_rounds, tiny_task
 
 KEY = jax.random.key(4)

@@ -9,7 +9,7 @@ import optax
 
 from fedamp_jax import checks, layout, stacked
 from fedamp_jax.algorithms.fedavg import average, mixed_stats, sample_weights
-from fedamp_jax.local import Solver, check_parts, for_each_client, solve
+from fedamp_jax.local import Solver, check_parts, for_each_client, init_model, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -107,8 +107,7 @@ def apfl(
     pair = _both(task)
 
     def init(key, data):
-        start = jax.tree.map(jnp.copy, task.init(key))  # a round gives the state away, and not the task's own arrays
-        m = data.y.shape[0]
+        start, m = init_model(task, key), data.y.shape[0]
         running = stacked.broadcast(start.stats, m)
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round gives all of a state's away
         # A copy: the state is given away with every round, the caller's array is not.

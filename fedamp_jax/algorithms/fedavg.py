@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedamp_jax import checks, stacked
-from fedamp_jax.local import Local, Prox, Solver, check_parts, for_each_client, init_optimizer, solve
+from fedamp_jax.local import Local, Prox, Solver, check_parts, for_each_client, init_model, init_optimizer, solve
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, Task, Variables
 
 
@@ -70,7 +70,7 @@ def fedprox(task: Task, solver: Solver, *, mu: float = 0.01, stats: str = "mix")
     checks.choice("stats", stats, ("mix", "local"))
 
     def init(key, data):
-        start = jax.tree.map(jnp.copy, task.init(key))  # a round gives the state away, and not the task's own arrays
+        start = init_model(task, key)
         m = data.y.shape[0]
         optimizer = init_optimizer(solver, stacked.broadcast(start.params, m))
         return FedAvgState(start.params, stacked.broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from fedamp_jax import checks
 from fedamp_jax.algorithms.fine_tuned import tune
 from fedamp_jax.algorithms.partial import Phase, mask_of, shared_body
-from fedamp_jax.local import Solver, head_mask
+from fedamp_jax.heads import head_mask
+from fedamp_jax.local import Solver
 from fedamp_jax.types import Algorithm, Array, Data, Task
 
 

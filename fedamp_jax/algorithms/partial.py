@@ -13,17 +13,15 @@ import jax.numpy as jnp
 from fedamp_jax import checks, stacked
 from fedamp_jax.algorithms.fedavg import average, mixed_stats, sample_weights
 from fedamp_jax.algorithms.fine_tuned import tune
+from fedamp_jax.heads import head_mask, join, split
 from fedamp_jax.local import (
     Local,
     Solver,
     check_parts,
     drawn_anew,
     for_each_client,
-    head_mask,
     init_optimizer,
-    join,
     solve,
-    split,
 )
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 

@@ -11,6 +11,7 @@ import optax
 from fedamp_jax import checks
 from fedamp_jax.algorithms.fedavg import mixed_stats, sample_weights
 from fedamp_jax.algorithms.partial import BodyState, assemble, init_body
+from fedamp_jax.heads import head_mask, join, split
 from fedamp_jax.local import (
     Solver,
     batch_width,
@@ -18,10 +19,7 @@ from fedamp_jax.local import (
     fold_blocks,
     for_each_client,
     full_gradient,
-    head_mask,
-    join,
     share_of,
-    split,
     take_batch,
 )
 from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variables

@@ -9,7 +9,7 @@ import optax
 
 from fedamp_jax import checks, stacked
 from fedamp_jax.algorithms.fedavg import average, mixed_stats
-from fedamp_jax.local import Solver, batch_width, check_parts, for_each_client, full_gradient, solve
+from fedamp_jax.local import Solver, batch_width, check_parts, for_each_client, full_gradient, init_model, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -74,11 +74,10 @@ def scaffold(
     sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
 
     def init(key, data):
-        start = jax.tree.map(jnp.copy, task.init(key))  # a round gives the state away, and not the task's own arrays
-        m = data.y.shape[0]
+        start, m = init_model(task, key), data.y.shape[0]
         zero = jax.tree.map(jnp.zeros_like, start.params)
-        clients = stacked.broadcast(start, m)
-        return ScaffoldState(start.params, zero, stacked.broadcast(zero, m), clients, jnp.zeros((), jnp.int32))
+        controls, clients = stacked.broadcast((zero, start), m)
+        return ScaffoldState(start.params, zero, controls, clients, jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
         x, c, k = state.params, state.control, state.round
@@ -104,8 +103,7 @@ def scaffold(
         # |S| / M; of the others the variates did not change.
         present = jnp.sum(counts) / jnp.sum(data.size > 0).astype(jnp.float32)
         control = jax.tree.map(lambda a, d: a + present * d, c, stacked.mean(counts, change))
-        step = checks.at_round(global_step, k)
-        mean = average(counts, clients.params, x)
+        step, mean = checks.at_round(global_step, k), average(counts, clients.params, x)
         params = jax.tree.map(lambda a, b: a + step * (b - a), x, mean)
         clients = clients._replace(stats=mixed_stats(stats, counts, clients.stats, state.clients.stats))
         return ScaffoldState(params, control, controls, clients, k + 1), info

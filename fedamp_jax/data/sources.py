@@ -315,14 +315,23 @@ def _digits() -> Source:
 
 
 @overload
-def load(name: Literal["omniglot"], data_dir: str | os.PathLike[str] | None = None) -> Omniglot: ...
+def load(name: Literal["omniglot"], data_dir: str | os.PathLike[str] | None = None) -> Omniglot:
+    """Its alphabets, see below."""
+
+
 @overload
 def load(
     name: Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10", "cifar100"],
     data_dir: str | os.PathLike[str] | None = None,
-) -> Source: ...
+) -> Source:
+    """A set with labels, see below."""
+
+
 @overload
-def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source | Omniglot: ...
+def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source | Omniglot:
+    """A set whose name is not known before the program runs, see below."""
+
+
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source | Omniglot:
     """A real data set as NumPy arrays.
 
