@@ -86,16 +86,15 @@ class Solver:
         return self.optimizer if isinstance(self.optimizer, optax.GradientTransformation) else self.optimizer(k)
 
 
-def check_parts(task: Any, solver: Any) -> None:
-    """Refuse what every method is made of, if it is something else.
+def check_parts(task: Any, solver: Any, **others: Any) -> None:
+    """Refuse what every method is made of, if it is something else; `others`: further solvers by name, or None.
 
     Raises:
-        TypeError: if `task` is no `Task` or `solver` no `Solver`.
+        TypeError: if `task` is no `Task` or a solver no `Solver`.
     """
-    if not isinstance(task, Task):
-        raise TypeError(f"task must be a Task, such as fedamp_jax.models.mlp(classes=10) makes, got {task!r}")
-    if not isinstance(solver, Solver):
-        raise TypeError(f"solver must be a Solver, such as fedamp_jax.Solver(optax.adam(1e-3)), got {solver!r}")
+    checks.kind("task", task, Task, "such as fedamp_jax.models.mlp(classes=10)")
+    for name, given in {"solver": solver, **{k: v for k, v in others.items() if v is not None}}.items():
+        checks.kind(name, given, Solver, "such as fedamp_jax.Solver(optax.adam(1e-3))")
 
 
 class Prox(NamedTuple):

@@ -49,7 +49,7 @@ def ditto(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.ditto(task, fedamp_jax.Solver(optax.adam(1e-3)), lam=0.1)
     """
-    check_parts(task, solver)
+    check_parts(task, solver, personal_solver=personal_solver)
     checks.number("lam", lam, low=0, strict=False)
     checks.choice("stats", stats, ("local", "mix"))
     shared_method, own_solver = fedavg(task, solver), personal_solver or solver

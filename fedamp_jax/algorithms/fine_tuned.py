@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from fedamp_jax import checks
 from fedamp_jax.local import Local, Solver, check_parts, for_each_client, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
@@ -51,8 +52,7 @@ def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
     >>> algorithm = fedamp_jax.fine_tuned(task, solver, base=fedamp_jax.fedavg(task, solver))
     """
     check_parts(task, solver)
-    if not isinstance(base, Algorithm):
-        raise TypeError(f"base must be an Algorithm, such as fedavg(task, solver), got {base!r}")
+    checks.kind("base", base, Algorithm, "such as fedavg(task, solver)")
 
     def personalize(key, state, data):
         return tune(task, solver, key, data, base.personalize(key, state, data), state)

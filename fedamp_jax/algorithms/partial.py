@@ -116,7 +116,7 @@ def shared_body(
         keep_heads: heads persist; otherwise every round starts from the initial ones.
         server_step: `body += server_step * (mean of the clients' bodies - body)`.
     """
-    check_parts(task, solver)
+    check_parts(task, solver, **{f"{phase.part}_solver": phase.solver for phase in phases})
     checks.choice("stats", stats, ("local", "mix"))
 
     def init(key, data):
@@ -230,6 +230,7 @@ def fedbabu(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.fedbabu(task, fedamp_jax.Solver(optax.adam(1e-3)))
     """
+    check_parts(task, solver, tuner=tuner)
     checks.choice("tune_part", tune_part, ("all", "head"))
 
     def orthogonal_head(params: PyTree) -> PyTree:
