@@ -157,20 +157,22 @@ def pflego_tables(measured: Sequence[Row]) -> list[str]:
     out = ["## PFLEGO paper, Table 1: degrees of personalization"]
     out.append("Mean accuracy of the last 10 rounds, ± 95 % confidence interval: ours / the paper's (difference).")
     kept = [row for row in measured if row.run["experiment"] == "degrees" and in_tables(row)]
-    body = []
+    body, origins = [], []
     for d in TITLES:
+        of = {
+            k: [r for r in kept if (r.run["dataset"], r.run["settings"]["degree"]) == (d, k)] for k in settings.DEGREES
+        }
+        found = {degree: best(mine) for degree, mine in of.items()}
+        origins += [sources(f"{TITLES[d]}, {settings.DEGREES[k]}", rows) for k, rows in found.items() if rows]
         for name in settings.PFLEGO_METHODS:
             cells = []
             for degree in settings.DEGREES:
-                mine = [r for r in kept if (r.run["dataset"], r.run["settings"]["degree"]) == (d, degree)]
-                score = best(mine)[name].entry["last_rounds"] if name in best(mine) else {}
+                score = found[degree][name].entry["last_rounds"] if name in found[degree] else {}
                 theirs = settings.PFLEGO_TABLE1.get((d, degree, name), (None, None))
                 cells.append(cell(score.get("mean"), theirs[0], score.get("ci95"), theirs[1]))
             if set(cells) != {"-"}:
                 body.append([TITLES[d], name, *cells])
-    out.append(table(["data", "method", *settings.DEGREES.values()], body))
-    for record in {row.record.name: row for row in kept}.values():
-        out.append(sources(TITLES[record.run["dataset"]], {record.method: record}))
+    out += [table(["data", "method", *settings.DEGREES.values()], body), *origins]
     out += ["## PFLEGO paper, Table 2: Omniglot", "As above."]
     kept = [row for row in measured if row.run["experiment"] == "omniglot" and in_tables(row)]
     kept = [row for row in kept if row.run["dataset"] == "omniglot"]

@@ -88,7 +88,8 @@ def test_tables_take_the_run_nearest_to_the_paper():
 def test_pflego_tables():
     """Table 1 by degree and Table 2, from single runs and from parts; other steps stay out of them.
 
-    Failed when every part took the first degree, and when a run of two steps stood beside the paper's fifty.
+    Failed when every part took the first degree, when a run of two steps stood beside the paper's fifty, and when the
+    runs were named without the methods that are from each.
     """
     own = {"participation": settings.PFLEGO_PARTICIPATION, "degree": "high"}
     high = record("d", "degrees", methods=(("PFLEGO", 98.0),), **own)
@@ -97,6 +98,9 @@ def test_pflego_tables():
     both["parts"] = {"High-Pers": high.content, "No-Pers": low.content}
     text = page(records.Record("d", both))
     assert "| MNIST | PFLEGO | 98.00±0.50 / 98.43±0.21 (-0.43) | - / 94.22±0.43 | 90.00±0.50 / 90.68±0.17" in text
+    short = record("short", "degrees", methods=(("FedPer", 91.0), ("PFLEGO", 90.0)), rounds=20, **own)
+    text = page(record("long", "degrees", methods=(("PFLEGO", 98.0),), rounds=200, **own), short)
+    assert "Pers: FedPer: cnn, 20 rounds, seed 0, run `short`; PFLEGO: cnn, 200 rounds, seed 0, run `long`." in text
     drawings = record("o", "omniglot", "omniglot", (("PFLEGO", 70.0),), **own)
     assert "| PFLEGO | 70.00±0.50 / 75.85±1.21 (-5.85) |" in page(drawings)
     text = page(record("t", "degrees", methods=(("PFLEGO", 97.0),), tau=2, **own))
