@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from fedamp_jax import attention, stacked
+from fedamp_jax import attention, server
 
 EPOCHS, STEPS = 10, 6  # of a round of the paper's practical MNIST: 10 passes over about 550 examples
 
@@ -41,8 +41,8 @@ def errors(models: np.ndarray, xi: np.ndarray, sigma: float) -> tuple[float, flo
     """Of the squared distances and of the cloud models, against float64, over the first parameters."""
     some = models[:, :20_000].astype(np.float64)
     exact = np.stack([((some - row) ** 2).sum(1) for row in some])
-    ours = np.asarray(stacked.sq_dists({"w": jnp.asarray(some, jnp.float32)}), np.float64)
-    clouds = np.asarray(stacked.mix(jnp.asarray(xi), {"w": jnp.asarray(some, jnp.float32)})["w"], np.float64)
+    ours = np.asarray(server.sq_dists({"w": jnp.asarray(some, jnp.float32)}), np.float64)
+    clouds = np.asarray(server.mix(jnp.asarray(xi), {"w": jnp.asarray(some, jnp.float32)})["w"], np.float64)
     mixed = xi.astype(np.float64) @ some
     return float(np.abs(ours - exact).max() / exact.max()), float(np.abs(clouds - mixed).max() / np.abs(mixed).max())
 
@@ -57,9 +57,9 @@ def measure(m: int, d: int, command: Command) -> dict[str, Any]:
     @jax.jit
     def weigh(tree):
         numbers = {"sigma": jnp.float32(sigma), "alpha": jnp.float32(1e4), "self_weight": jnp.float32(0.1)}
-        return attention.fedamp_weights(tree, online, online, **numbers)
+        return attention.fedamp_weights(tree, attention.edges(online, online), **numbers)
 
-    aggregate = jax.jit(lambda tree: stacked.mix(weigh(tree), tree))
+    aggregate = jax.jit(lambda tree: server.mix(weigh(tree), tree))
     xi = weigh(tree)
     calls = {
         "aggregate": lambda: aggregate(tree),
@@ -69,7 +69,7 @@ def measure(m: int, d: int, command: Command) -> dict[str, Any]:
     times = bench.side_by_side(calls, command.repeats)
     d2_error, u_error = errors(np.asarray(tree["w"]), np.asarray(xi), sigma)
     row = {
-        "clients": m, "parameters": d, "seconds": times["aggregate"], "of it weights": times["weights"],
+        "clients": m, "parameters": d, "seconds": times["aggregate"], "of which weights": times["weights"],
         "product": times["product"], "times product": times["aggregate"] / times["product"],
         "copies (GB/s)": 3 * 4 * m * d / times["aggregate"] / 1e9, "error of d2": d2_error, "error of U": u_error,
     }  # fmt: skip

@@ -21,16 +21,16 @@ from typing import Any
 import bench
 import tyro
 
+from fedamp_jax.algorithms.registry import METHODS
+
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "practical.py"
-ALL = ("Separate", "FedAvg", "FedProx", "FedAvg-FT", "FedProx-FT", "SCAFFOLD", "APFL", "FedAMP", "HeurFedAMP", "Ditto",
-       "FedPer", "FedRep", "FedBABU", "FedRecon", "PFLEGO")  # fmt: skip
 
 
 @dataclasses.dataclass
 class Command(bench.Common):
     """What to measure."""
 
-    methods: tuple[str, ...] = ALL
+    methods: tuple[str, ...] = tuple(METHODS)
     """Names as in the tables."""
     dataset: str = "digits"
     model: str = "auto"
@@ -50,7 +50,7 @@ def run(method: str, command: Command, cache: str) -> dict[str, Any]:
     compiled = [line for line in done.stderr.splitlines() if "Finished XLA compilation of" in line]
     return {
         "seconds": results["first_round_seconds"] - results["seconds_per_round"], "programs": len(compiled),
-        "rounds": sum("jit(_round)" in line or "jit__round" in line for line in compiled),
+        "rounds": sum("compiled_round" in line for line in compiled),
     }  # fmt: skip
 
 

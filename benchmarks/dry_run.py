@@ -34,7 +34,7 @@ def main() -> None:
 
 def make_task(options: argparse.Namespace):
     """The model at its data set's shape."""
-    import fedamp_jax  # after jax knows how many devices it shall have
+    import fedamp_jax  # after jax knows how many devices it is to have
 
     dtype = jnp.bfloat16 if options.bfloat16 else jnp.float32
     model = getattr(fedamp_jax.models, options.model)
@@ -44,20 +44,20 @@ def make_task(options: argparse.Namespace):
 def dry_run(options: argparse.Namespace) -> None:
     """Compile a round and print what a device holds and receives."""
     import fedamp_jax
-    from fedamp_jax.plan import plan, plan_offloaded
 
     m, n = options.clients, options.examples
     numbers = jax.ShapeDtypeStruct((m,), jnp.int32)
     x = jax.ShapeDtypeStruct((m, n, *SHAPES[options.model]), jnp.uint8)
     y, online = jax.ShapeDtypeStruct((m, n), jnp.int32), jax.ShapeDtypeStruct((m,), bool)
     data = fedamp_jax.Data(x, y, numbers, numbers, numbers, online)
-    solver = fedamp_jax.Solver(optax.adam(1e-3), epochs=10, batch_size=options.batch, chunk=options.chunk)
+    solver = fedamp_jax.Solver(optax.adam(1e-3), epochs=10, batch_size=options.batch)
     algorithm = fedamp_jax.fedamp(make_task(options), solver, sigma=1e6, self_weight=0.05)
     began = time.perf_counter()
     if options.offload:
-        print(plan_offloaded(algorithm, data, jax.devices()[0]))
+        placement = fedamp_jax.placement.InHostMemory(device=jax.devices()[0], chunk=options.chunk)
     else:
-        print(plan(algorithm, data, fedamp_jax.sharding.client_mesh()))
+        placement = fedamp_jax.placement.OnMesh(mesh=fedamp_jax.placement.client_mesh(), chunk=options.chunk)
+    print(fedamp_jax.estimate(algorithm, data, placement))
     print(f"compiled in {time.perf_counter() - began:.0f} s")
 
 

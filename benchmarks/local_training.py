@@ -20,9 +20,9 @@ import optax
 import tyro
 
 import fedamp_jax
-from fedamp_jax import Solver, local, sharding, stacked
+from fedamp_jax import Prox, Solver, for_each_client, placement, solve, trees
 from fedamp_jax.data import from_lists
-from fedamp_jax.local import Prox
+from fedamp_jax.initial import init_clients
 from fedamp_jax.types import Batch
 
 BATCH, PROX = 100, 0.01
@@ -69,30 +69,27 @@ def data_of(name: str, m: int) -> fedamp_jax.Data:
     return from_lists(xs, ys, classes=10)
 
 
-def engine(task: fedamp_jax.Task, epochs: int, chunk: int | None, data: fedamp_jax.Data) -> Callable[[], Any]:
+def engine(task: fedamp_jax.Task, epochs: int, data: fedamp_jax.Data) -> Callable[[], Any]:
     """The engine's local training, from the cloud models, as in FedAMP's round."""
-    solver = Solver(optax.adam(1e-3), epochs, BATCH, chunk=chunk)
-    mesh = sharding.mesh_of(data)
+    solver = Solver(optax.adam(1e-3), epochs, BATCH)
 
     def one(key, client, epochs, keep, center):
-        return local.solve(task, solver, key, client, keep.variables, epochs=epochs, k=jnp.zeros((), jnp.int32),
-                           prox=Prox(center, jnp.float32(PROX)))  # fmt: skip
+        return solve(task, solver, key, client, keep.variables, epochs=epochs, k=jnp.zeros((), jnp.int32),
+                     penalty=Prox(center, jnp.float32(PROX)))  # fmt: skip
 
-    models = local.init_clients(task, solver, jax.random.key(0), data)
-    models = models if mesh is None else sharding.shard(models, mesh)
-    train = jax.jit(lambda key, data, models, center: local.for_each_client(solver, key, data, one, models, center)[0])
+    def all_of(key, data, models, center):
+        return for_each_client(solver, key, data, one, models, center)[0]
 
-    def call() -> Any:
-        with sharding.over(data):
-            return train(jax.random.key(1), data, models, models.variables.params)
-
-    return call
+    made = jax.jit(data.placement.program(lambda key, data: init_clients(task, solver, key, data)))
+    models = data.placement.settle(made(jax.random.key(0), data), len(data.size))
+    train = jax.jit(data.placement.program(all_of))
+    return lambda: train(jax.random.key(1), data, models, models.variables.params)
 
 
 def python_loop(task: fedamp_jax.Task, epochs: int, data: fedamp_jax.Data) -> Callable[[], Any]:
     """One jitted step, called from Python for every client and batch."""
     optimizer = optax.adam(1e-3)
-    models = stacked.broadcast(task.init(jax.random.key(0)), len(data.size))
+    models = trees.broadcast(task.init(jax.random.key(0)), len(data.size))
     clients = [jax.tree.map(lambda a, i=i: a[i], models) for i in range(len(data.size))]
 
     @jax.jit
@@ -127,10 +124,12 @@ def contestants(name: str, m: int, command: Command) -> dict[str, Callable[[], A
     """Every way to train `m` clients, by name; nothing is run yet."""
     data, epochs = data_of(name, m), EPOCHS[name]
     own = make(name, conv=command.conv, compute_dtype=jnp.dtype(command.dtype))
-    placed = sharding.shard(data, sharding.client_mesh(command.devices)) if command.devices > 1 else data
+    here = placement.Placement(chunk=command.chunk)
+    if command.devices > 1:
+        here = placement.OnMesh(mesh=placement.client_mesh(command.devices), chunk=command.chunk)
     calls = {
-        "engine": engine(own, epochs, command.chunk, placed),
-        "xla": engine(make(name, conv="xla"), epochs, m, data),
+        "engine": engine(own, epochs, here.place(data)),
+        "xla": engine(make(name, conv="xla"), epochs, placement.Placement(chunk=m).place(data)),
         "loop": python_loop(make(name), epochs, data),
     }
     try:
@@ -164,7 +163,7 @@ def main() -> None:
     """The command line."""
     command = tyro.cli(Command, description=__doc__)
     if command.devices > 1:
-        fedamp_jax.sharding.cut_cpu(command.devices)
+        placement.split_cpu(command.devices)
     jax.config.update("jax_default_matmul_precision", None if command.precision == "default" else command.precision)
     rows = []
     for name in command.models:

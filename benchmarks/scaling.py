@@ -4,8 +4,8 @@ python benchmarks/scaling.py
 python benchmarks/scaling.py --model cnn --clients 10 30 100
 
 Each row is a process of its own, for its peak memory. `skewed`: half of the clients hold a tenth of the samples of the
-others. `expected` memory is state, data and working memory of the compiled round (`fedamp_jax.plan`) beside what the
-process holds before it makes them.
+others. `expected` memory is state, data and working memory of the compiled round (`fedamp_jax.estimate`) beside what
+the process holds before it makes them.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ import tyro
 
 import fedamp_jax
 from fedamp_jax.data import from_lists
-from fedamp_jax.plan import plan
 
 FEATURES = {"mlp": (28, 28), "cnn": (28, 28)}
 
@@ -65,7 +64,7 @@ def measure(m: int, command: Command, skewed: bool) -> dict[str, Any]:
     algorithm = fedamp_jax.fedamp(task, solver, sigma=10.0, self_weight=0.1)
     key = jax.random.key(0)
     jax.block_until_ready(data)
-    needs, before = plan(algorithm, data), peak()
+    needs, before = fedamp_jax.estimate(algorithm, data), peak()
     state = algorithm.init(key, data)
     times = []
     for k in range(command.repeats + 1):

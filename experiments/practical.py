@@ -1,11 +1,11 @@
-"""The practical setting of the FedAMP paper (Huang et al. 2021, Section 7 and Appendix C), every method, one command.
+"""The practical setting of the FedAMP paper (Huang et al. 2021, Section 7 and Appendix C), every method.
 
-python experiments/practical.py                       # the bundled digits, in a few minutes on a laptop
+python experiments/practical.py                      # the bundled digits, a few minutes on a laptop
 python experiments/practical.py --dataset mnist --data-dir DIR
 python experiments/practical.py --help
 """
 
-from common import main
+from fedamp_jax.experiments.fedamp_paper import main
 
 if __name__ == "__main__":
-    main("practical", "practical")
+    main("practical")

@@ -14,65 +14,100 @@
 (20,)
 """
 
-from fedamp_jax import attention, data, metrics, models, plan, sharding, stacked
+from fedamp_jax import algorithms, attention, data, metrics, models, placement, server, trees
 from fedamp_jax._version import __version__
-from fedamp_jax.algorithms import (
-    apfl,
-    ditto,
-    fedamp,
-    fedavg,
-    fedbabu,
-    fedper,
-    fedprox,
-    fedrecon,
-    fedrep,
-    fine_tuned,
-    heurfedamp,
-    pflego,
-    scaffold,
-    separate,
-)
-from fedamp_jax.driver import NegativeSelfWeightError, Run, evaluate, round, run
-from fedamp_jax.local import Solver
+from fedamp_jax.algorithms.apfl import apfl
+from fedamp_jax.algorithms.ditto import ditto
+from fedamp_jax.algorithms.fedamp import attentive, fedamp
+from fedamp_jax.algorithms.fedavg import fedavg, fedprox
+from fedamp_jax.algorithms.fedfomo import fedfomo
+from fedamp_jax.algorithms.fedrecon import fedrecon
+from fedamp_jax.algorithms.fine_tuned import fine_tuned
+from fedamp_jax.algorithms.heurfedamp import heurfedamp
+from fedamp_jax.algorithms.partial import fedbabu, fedper, fedrep
+from fedamp_jax.algorithms.pfedgraph import pfedgraph
+from fedamp_jax.algorithms.pfedme import pfedme
+from fedamp_jax.algorithms.pflego import pflego
+from fedamp_jax.algorithms.scaffold import scaffold
+from fedamp_jax.algorithms.separate import separate
+from fedamp_jax.attention import NegativeSelfWeightError
+from fedamp_jax.clients import for_each_client, stream
+from fedamp_jax.driver.checkpoint import Checkpoint
+from fedamp_jax.driver.estimate import estimate
+from fedamp_jax.driver.evaluation import evaluate
+from fedamp_jax.driver.history import Run
+from fedamp_jax.driver.loop import run
+from fedamp_jax.driver.participation import Participation
+from fedamp_jax.driver.rounds import round, scan_rounds
+from fedamp_jax.faults import corrupted
+from fedamp_jax.minibatches import for_each_minibatch, full_gradient, mean_loss
 from fedamp_jax.models import cross_entropy
-from fedamp_jax.participation import sample_online
-from fedamp_jax.types import Algorithm, Batch, Data, Info, Task, Variables
+from fedamp_jax.penalties import Prox
+from fedamp_jax.placement.placement import Placement
+from fedamp_jax.solver import Solver, solve
+from fedamp_jax.types import Algorithm, Batch, Data, Info, RoundError, Task, Variables
+from fedamp_jax.validation import cross_losses, holdout
 
 __all__ = [
+    # The contract.
     "Algorithm",
     "Batch",
     "Data",
     "Info",
     "NegativeSelfWeightError",
-    "Run",
-    "Solver",
+    "RoundError",
     "Task",
     "Variables",
-    "__version__",
-    "apfl",
-    "attention",
-    "cross_entropy",
-    "data",
-    "ditto",
+    # Training and evaluating.
+    "Checkpoint",
+    "Participation",
+    "Placement",
+    "Run",
+    "Solver",
+    "estimate",
     "evaluate",
+    "round",
+    "run",
+    "scan_rounds",
+    # Methods.
+    "apfl",
+    "ditto",
     "fedamp",
     "fedavg",
     "fedbabu",
+    "fedfomo",
     "fedper",
     "fedprox",
     "fedrecon",
     "fedrep",
     "fine_tuned",
     "heurfedamp",
-    "metrics",
-    "models",
+    "pfedgraph",
+    "pfedme",
     "pflego",
-    "plan",
-    "round",
-    "run",
-    "sample_online",
     "scaffold",
     "separate",
-    "sharding",
-    "stacked",
+    # Writing a method.
+    "Prox",
+    "attentive",
+    "corrupted",
+    "cross_entropy",
+    "cross_losses",
+    "for_each_client",
+    "for_each_minibatch",
+    "full_gradient",
+    "holdout",
+    "mean_loss",
+    "solve",
+    "stream",
+    # Modules.
+    "algorithms",
+    "attention",
+    "data",
+    "metrics",
+    "models",
+    "placement",
+    "server",
+    "trees",
+    "__version__",
 ]

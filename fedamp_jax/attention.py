@@ -1,4 +1,4 @@
-"""Who listens to whom: the attention weights xi of FedAMP and HeurFedAMP (Huang et al. 2021, Eq. 5, 7, 8).
+"""Attention weights xi: which client's model reaches which client, and how strongly (Huang et al. 2021, Eq. 5, 7, 8).
 
 A slope is `log A'(t)`, the logarithm of the attention-inducing function's derivative at the squared distance `t`.
 Logarithms, because `exp(-t / sigma)` underflows for every pair of deep networks long before the normalised weights do.
@@ -6,13 +6,20 @@ All slopes are scaled so that `A'(0) = 1 / sigma`.
 """
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
-from fedamp_jax import layout, stacked
-from fedamp_jax.types import Array, PyTree
+from fedamp_jax import server
+from fedamp_jax.checks import check_number
+from fedamp_jax.placement.placement import ByParameters
+from fedamp_jax.types import Array, Data, Info, PyTree, RoundError, Variables
 
 Slope = Callable[[Array, Array], Array]
+
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 def neg_exp(t: Array, sigma: Array) -> Array:
@@ -21,8 +28,8 @@ def neg_exp(t: Array, sigma: Array) -> Array:
 
 
 def scad(t: Array, sigma: Array, a: float = 3.7) -> Array:
-    """`log A'(t)` of the smoothly clipped absolute deviation (Fan and Li 2001): flat to sigma, then linear to `a
-    sigma`.
+    """`log A'(t)` of the smoothly clipped absolute deviation (Fan and Li 2001): flat up to sigma, then linear down to
+    zero at `a sigma`.
     """
     return _log(jnp.clip((a - t / sigma) / (a - 1.0), 0.0, 1.0)) - jnp.log(sigma)
 
@@ -33,29 +40,79 @@ def mcp(t: Array, sigma: Array, gamma: float = 2.0) -> Array:
 
 
 def _log(a: Array) -> Array:
-    """The logarithm, -inf at 0 with a derivative of 0 there, where the logarithm's own would make NaN of it."""
+    """The logarithm, -inf at 0 with a derivative of 0 there, where the logarithm's own would turn it into NaN."""
     return jnp.where(a > 0, jnp.log(jnp.where(a > 0, a, 1.0)), -jnp.inf)
 
 
-def _with_self(off: Array, self_weight: Array) -> Array:
-    """`[M, M]` weights from off-diagonal ones and the diagonal `[M]`."""
+def edges(receives: Array, sends: Array) -> Array:
+    """`[M, M]` bool: client j's model may reach client i, another client.
+
+    Args:
+        receives: `[M]` bool, the clients that receive models.
+        sends: `[M]` bool, the clients whose models may reach others.
+    """
+    receives, sends = jnp.asarray(receives), jnp.asarray(sends)
+    return receives[:, None] & sends[None] & ~jnp.eye(receives.shape[0], dtype=bool)
+
+
+def with_self(off: Array, self_weight: Array) -> Array:
+    """`[M, M]` weights from the off-diagonal ones and the diagonal `[M]`."""
     return jnp.where(jnp.eye(off.shape[0], dtype=bool), self_weight[:, None], off)
 
 
-def given_to_self(xi: Array) -> Array:
+def own_weights(xi: Array) -> Array:
     """`[M]` float32, the diagonal of `xi [M, M]`; NaN for a client with a weight that is not finite."""
     return jnp.where(jnp.all(jnp.isfinite(xi), axis=1), jnp.diagonal(xi), jnp.nan)
 
 
-def _edges(hears: Array, sends: Array) -> Array:
-    """`[M, M]` bool: j's model may reach i. A client reaches itself only through `xi_ii`."""
-    hears, sends = layout.everywhere((jnp.asarray(hears), jnp.asarray(sends)))
-    return hears[:, None] & sends[None] & ~jnp.eye(hears.shape[0], dtype=bool)
+class NegativeSelfWeightError(RoundError):
+    """Eq. 5 with this alpha gives a client a negative weight on its own model, or its weights are not finite."""
 
 
-def _normalised(score: Array, edges: Array, self_weight: Array) -> Array:
-    """Row-wise softmax of `score [M, M]` over the edges, times `1 - xi_ii`; a row with nobody to hear has `xi_ii =
-    1`.
+def explain(info: Info, data: Data) -> NegativeSelfWeightError:
+    """The error of a round with invalid weights: it names the client, its weight, and what to change."""
+    own = np.asarray(own_weights(jnp.asarray(np.asarray(info.xi))))[: data.clients]
+    worst = int(np.argmin(own))  # a NaN comes before all numbers
+    if np.isnan(own[worst]):
+        problem = (
+            "weights are not finite: in this round sigma or alpha is 0 or too small for float32, or one of them or "
+            "self_weight is not a finite number."
+        )
+    else:
+        problem = (
+            f"self weight xi_ii = 1 - sum_j xi_ij is {own[worst]:.4g}, so its cloud model would be no convex "
+            f"combination. Either make alpha at least {1 - own[worst]:.4g} times smaller, or give self_weight "
+            "(Appendix C: 1 / (N_i + 1)), which normalises the other weights to 1 - xi_ii."
+        )
+    return NegativeSelfWeightError(f"client {int(np.asarray(data.id)[worst])}'s {problem}")
+
+
+class Memory(NamedTuple):
+    """What attention weights remember from round to round.
+
+    Attributes:
+        init: `start -> tree` before the first round, from the initial models `Variables [M, ...]`.
+        update: `(memory, begin, info) -> tree` after a round, from what the clients trained from, `Variables [M, ...]`.
+    """
+
+    init: Callable[[Variables], PyTree]
+    update: Callable[[PyTree, Variables, Info], PyTree] = lambda memory, begin, info: memory
+
+
+def normalize(score: Array, edges: Array, self_weight: Array) -> Array:
+    """Row-wise softmax of the scores over the edges, times `1 - xi_ii`.
+
+    Args:
+        score: `[M, M]` float32; what is not an edge is not read.
+        edges: `[M, M]` bool, see `edges`.
+        self_weight: `[]` or `[M]` float32, `xi_ii`; 1 in a row without any edge.
+
+    Returns:
+        `[M, M]` float32, rows sum to 1.
+
+    >>> xi = normalize(jnp.zeros((3, 3)), ~jnp.eye(3, dtype=bool), jnp.float32(0.5))
+    >>> xi[0].tolist()
+    [0.5, 0.25, 0.25]
     """
     score = jnp.where(edges, score, -jnp.inf)
     top = jnp.max(score, axis=1, keepdims=True)
@@ -63,16 +120,14 @@ def _normalised(score: Array, edges: Array, self_weight: Array) -> Array:
     share = jnp.exp(score - jnp.where(anyone, top, jnp.zeros_like(top)))
     total = jnp.sum(share, axis=1, keepdims=True)
     share = share / jnp.where(anyone, total, jnp.ones_like(total))
-    xi_ii = jnp.where(
-        anyone[:, 0], layout.per_client("self_weight", jnp.asarray(self_weight, jnp.float32), score.shape[0]), 1.0
-    )
-    return _with_self(share * (1.0 - xi_ii)[:, None], xi_ii)
+    own = jnp.broadcast_to(jnp.asarray(self_weight, jnp.float32), (score.shape[0],))
+    own = jnp.where(anyone[:, 0], own, 1.0)
+    return with_self(share * (1.0 - own)[:, None], own)
 
 
 def fedamp_weights(
-    params: PyTree,
-    hears: Array,
-    sends: Array,
+    models: PyTree | ByParameters,
+    edges: Array,
     *,
     sigma: Array,
     alpha: Array,
@@ -85,41 +140,38 @@ def fedamp_weights(
     `alpha / 2` on Eq. 3.
 
     Args:
-        params: leaves `[M, ...]`, the clients' models.
-        hears: `[M]` bool, who receives a cloud model; the rows of the others are the identity's.
-        sends: `[M]` bool, whose model may reach others.
+        models: the clients' models, leaves `[M, ...]`, or `data.placement.by_parameters` of them.
+        edges: `[M, M]` bool, which models may reach which clients; a row without any edge becomes the identity's.
         sigma: `[]` float32, the distance scale (of squared distances).
         alpha: `[]` float32, step size; without effect if `self_weight` is given, as it cancels.
         slope: `log A'`.
         self_weight: None for the equations as printed, where a large alpha makes `xi_ii` negative (the caller must
-            look); or `[]` or `[M]` float32: `xi_ii` itself, the others' weights then being normalised to `1 - xi_ii`.
+            check); or `[]` or `[M]` float32: `xi_ii` itself, the others' weights then being normalised to `1 - xi_ii`.
 
     Returns:
         `[M, M]` float32, rows sum to 1.
 
     >>> w = {"w": jnp.array([[0.0], [0.1], [9.0]])}
-    >>> xi = fedamp_weights(w, [True] * 3, [True] * 3, sigma=1.0, alpha=1.0, self_weight=0.5)
+    >>> xi = fedamp_weights(w, edges([True] * 3, [True] * 3), sigma=1.0, alpha=1.0, self_weight=0.5)
     >>> [round(float(v), 3) for v in xi[0]]
     [0.5, 0.5, 0.0]
     """
-    score = slope(stacked.sq_dists(params), sigma)
-    edges = _edges(hears, sends)
+    score = slope(server.sq_dists(models), sigma)
     if self_weight is not None:
-        return _normalised(score, edges, self_weight)
+        return normalize(score, edges, self_weight)
     off = jnp.where(edges, alpha * jnp.exp(score), 0.0)
     own = 1.0 - jnp.sum(off, axis=1)
     # With the largest alpha that is allowed it is 0, but for the rounding of M numbers.
     rounding = len(own) * jnp.finfo(own.dtype).eps
-    return _with_self(off, jnp.where((own < 0) & (own > -rounding), 0.0, own))
+    return with_self(off, jnp.where((own < 0) & (own > -rounding), 0.0, own))
 
 
-def heurfedamp_weights(params: PyTree, hears: Array, sends: Array, *, sigma: Array, self_weight: Array) -> Array:
+def heurfedamp_weights(models: PyTree | ByParameters, edges: Array, *, sigma: Array, self_weight: Array) -> Array:
     """HeurFedAMP's weights: a softmax of `sigma cos(w_i, w_j)` over the others, times `1 - xi_ii` (Eq. 8).
 
     Args:
-        params: leaves `[M, ...]`.
-        hears: `[M]` bool, as in `fedamp_weights`.
-        sends: `[M]` bool, as in `fedamp_weights`.
+        models: as in `fedamp_weights`.
+        edges: as in `fedamp_weights`.
         sigma: `[]` float32, sharpness of the softmax.
         self_weight: `[]` or `[M]` float32, `xi_ii`.
 
@@ -127,8 +179,20 @@ def heurfedamp_weights(params: PyTree, hears: Array, sends: Array, *, sigma: Arr
         `[M, M]` float32, rows sum to 1, nothing negative.
 
     >>> w = {"w": jnp.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])}
-    >>> xi = heurfedamp_weights(w, [True] * 3, [True] * 3, sigma=10.0, self_weight=0.5)
+    >>> xi = heurfedamp_weights(w, edges([True] * 3, [True] * 3), sigma=10.0, self_weight=0.5)
     >>> [round(float(v), 3) for v in xi[0]]
     [0.5, 0.5, 0.0]
     """
-    return _normalised(sigma * stacked.cosines(params), _edges(hears, sends), self_weight)
+    return normalize(sigma * server.cosines(models), edges, self_weight)
+
+
+def check_hyperparameters(sigma: Any, self_weight: Any) -> None:
+    """Validate what FedAMP and HeurFedAMP share."""
+    check_number("sigma", sigma, low=_TINY, strict=False, low_is="float32's smallest normal number")
+    if self_weight is not None:
+        check_number("self_weight", self_weight, low=0, high=1, strict=False, per_client=True)
+
+
+def may_fail(*swept: Any) -> bool:
+    """Whether weights from these numbers may be invalid in some round: constants were validated already."""
+    return any(callable(value) or isinstance(value, Tracer) for value in swept)

@@ -1,9 +1,9 @@
-"""Run a script as one of several processes that compute together.
+"""Runs a script in several processes that form one JAX cluster.
 
-On one machine, all of them:     python -m fedamp_jax.launch --processes 2 experiments/practical.py --quick
-On a TPU pod or under SLURM, in each process:    python -m fedamp_jax.launch experiments/practical.py --quick
-
-The second form lets `jax.distributed` find the peers by itself.
+All processes on this machine:
+    python -m fedamp_jax.launch --processes 2 experiments/practical.py --quick
+Once per process, on a TPU pod or under SLURM, where jax.distributed detects the cluster:
+    python -m fedamp_jax.launch experiments/practical.py --quick
 """
 
 import argparse
@@ -21,40 +21,40 @@ from typing import Any
 
 import jax
 
-from fedamp_jax import sharding
+from fedamp_jax.placement import split_cpu
 
 GRACE = 10.0
-"""Seconds that the others have to notice by themselves that a process died."""
+"""Seconds that the other processes have to exit by themselves after one has failed."""
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Returns a TCP port of this machine that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent is gone: a launcher that is killed outright can end nobody."""
+    """Ends this process once its parent is gone, since a launcher killed by SIGKILL cannot end its processes."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
 def join(script: str, arguments: list[str], heartbeat: int, **cluster: Any) -> None:
-    """Be one of the processes: find the others, then run the script as `python script arguments` would.
+    """Joins the cluster, then runs the script like `python script arguments`.
 
     Args:
-        script: its path.
-        arguments: its command line.
-        heartbeat: seconds of silence after which a process counts as dead and all others end.
-        **cluster: for `jax.distributed.initialize`; nothing lets it find out.
+        script: path of the script.
+        arguments: its command-line arguments.
+        heartbeat: seconds without a heartbeat after which a process is considered dead and all others end.
+        **cluster: arguments of `jax.distributed.initialize`; it detects those that are missing.
     """
     try:
         jax.distributed.initialize(**cluster, heartbeat_timeout_seconds=heartbeat)
     except ValueError as error:
-        print(f"no cluster found ({error}) Start all processes on this machine with --processes, or tell where this "
-              "one belongs with --coordinator, --of and --process-id", file=sys.stderr)  # fmt: skip
+        print(f"no cluster found ({error}) Start all processes on this machine with --processes, or describe the "
+              "cluster with --coordinator, --of and --process-id", file=sys.stderr)  # fmt: skip
         sys.exit(2)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
@@ -70,29 +70,29 @@ def join(script: str, arguments: list[str], heartbeat: int, **cluster: Any) -> N
         status = 128 + signal.SIGINT
     except BaseException:
         traceback.print_exc()
-    # Not by the way of `sys.exit`: there jax waits until all processes are done, and they wait for this one.
+    # Not sys.exit: JAX's exit handler waits until all processes are done, and they wait for this one.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def spawn(processes: int, command: list[str]) -> int:
-    """Start the processes on this machine, wait for them, and end the rest if one fails.
+    """Starts the processes on this machine, waits for them, and ends the others if one fails.
 
     Args:
-        processes: how many.
-        command: what to run after `python -m fedamp_jax.launch`, less the place in the cluster.
+        processes: number of processes.
+        command: arguments of `python -m fedamp_jax.launch`, without those that describe the cluster.
 
     Returns:
-        0, or the status of the first process that failed; 128 and the signal's number if a signal ended it, or if
-        Ctrl-C ended all.
+        0, or the exit status of the first process that failed; 128 plus the signal's number if it was ended by a
+        signal, or if Ctrl-C ended all processes.
     """
     place = ["--coordinator", f"127.0.0.1:{free_port()}", "--of", str(processes), "--parent", str(os.getpid())]
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "fedamp_jax.launch", *place, "--process-id", str(i), *command],
-            stdout=None if i == 0 else subprocess.DEVNULL,  # what all of them say is said once
-            start_new_session=True,  # Ctrl-C is for the launcher alone, which ends them
+            stdout=None if i == 0 else subprocess.DEVNULL,  # all processes print the same
+            start_new_session=True,  # Ctrl-C reaches only the launcher, which ends them
         )
         for i in range(processes)
     ]
@@ -100,11 +100,11 @@ def spawn(processes: int, command: list[str]) -> int:
         status = wait(children)
         return status if status >= 0 else 128 - status
     except KeyboardInterrupt:
-        print(f"\nstopped, and all {processes} processes with it; an experiment goes on from its last checkpoint with "
+        print(f"\nstopped all {processes} processes; an experiment can be continued from its last checkpoint with "
               "--resume", file=sys.stderr)  # fmt: skip
         return 128 + signal.SIGINT
     finally:
-        for child in reversed(children):  # the first is the coordinator, whose end the others would complain of
+        for child in reversed(children):  # the coordinator last: the others log errors once it is gone
             if child.poll() is None:
                 child.kill()
         for child in children:
@@ -112,7 +112,11 @@ def spawn(processes: int, command: list[str]) -> int:
 
 
 def wait(children: list[subprocess.Popen]) -> int:
-    """Wait until all have ended, or until `GRACE` seconds after the first failure; returns that one's status."""
+    """Waits until all processes have ended, at most `GRACE` seconds after the first failure.
+
+    Returns:
+        0, or the status of the first process that failed; the signal's number, negated, if it was ended by a signal.
+    """
     failed, deadline = 0, float("inf")
     while None in [child.poll() for child in children] and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -126,15 +130,16 @@ def wait(children: list[subprocess.Popen]) -> int:
 
 
 def main() -> None:
-    """The command line."""
+    """Parses the command line; starts the processes, or joins a cluster and runs the script."""
     parser = argparse.ArgumentParser("python -m fedamp_jax.launch", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--processes", type=int, help="start that many here; without it, be one of a cluster's")
-    parser.add_argument("--cpu-devices", type=int, help="devices that each process makes of its CPU (default 1)")
-    parser.add_argument("--heartbeat", type=int, default=30, help="seconds of silence after which a process is dead")
-    parser.add_argument("--coordinator", help="address:port of process 0, where a cluster does not tell")
-    parser.add_argument("--of", type=int, help="number of processes of the cluster, where it does not tell")
-    parser.add_argument("--process-id", type=int, help="which of them this is, where the cluster does not tell")
+    parser.add_argument("--processes", type=int, help="number of processes to start here; default: be one of a cluster")
+    parser.add_argument("--cpu-devices", type=int, help="number of CPU devices of each process (default 1)")
+    parser.add_argument("--heartbeat", type=int, default=30,
+                        help="seconds without a heartbeat after which a process is considered dead")  # fmt: skip
+    parser.add_argument("--coordinator", help="address:port of process 0, if it cannot be detected")
+    parser.add_argument("--of", type=int, help="number of processes in the cluster, if it cannot be detected")
+    parser.add_argument("--process-id", type=int, help="index of this process, from 0, if it cannot be detected")
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -151,7 +156,7 @@ def main() -> None:
     if options.parent is not None:
         threading.Thread(target=end_with, args=(options.parent,), daemon=True).start()
     if options.cpu_devices:
-        sharding.cut_cpu(options.cpu_devices)
+        split_cpu(options.cpu_devices)
     given = {"coordinator_address": options.coordinator, "num_processes": options.of, "process_id": options.process_id}
     cluster = {name: value for name, value in given.items() if value is not None}
     join(options.script, options.arguments, options.heartbeat, **cluster)

@@ -1,6 +1,7 @@
-"""What is computed from accuracies and collaboration weights after training.
+"""Metrics of accuracies and collaboration weights, computed after training.
 
-NumPy in, Python numbers out. Axis letters: `R` evaluated rounds, `M` clients. Accuracies may have any unit and keep it.
+Functions take NumPy arrays and, except `groups_from_xi`, return Python numbers. Axes: `R` evaluated rounds, `M`
+clients. Accuracies may be fractions or percentages; results are in the same unit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_integer
 
-_TOLERANCE = 1e-6  # Accuracies closer than this, relative to the largest, are equal: float32 keeps about 1e-7.
+_TOLERANCE = 1e-6  # relative to the largest accuracy; float32's relative precision is about 1e-7
 
 
 def bmta(accuracy: ArrayLike) -> tuple[float, int]:
-    """Best mean test accuracy: the highest, over rounds, of the mean over clients (Section 7 of the FedAMP paper).
+    """Best mean test accuracy (BMTA): the maximum over rounds of the mean over clients (FedAMP paper, Section 7).
 
     Args:
         accuracy: `[R, M]`, test accuracy of each client after each evaluated round.
@@ -24,7 +25,7 @@ def bmta(accuracy: ArrayLike) -> tuple[float, int]:
         The BMTA, and the index (0 to R - 1) of the first round that reaches it.
 
     Raises:
-        ValueError: `accuracy` is not `[R, M]`, is empty, or holds a value that is not finite.
+        ValueError: if `accuracy` is not `[R, M]`, is empty, or has values that are not finite.
 
     >>> bmta([[50.0, 70.0], [80.0, 90.0], [60.0, 100.0]])
     (85.0, 1)
@@ -35,18 +36,18 @@ def bmta(accuracy: ArrayLike) -> tuple[float, int]:
 
 
 def accuracy_summary(accuracy: ArrayLike, rounds: Sequence[int] | None = None) -> dict[str, Any]:
-    """The accuracy entries of one method in the results dictionary, all Python numbers.
+    """Summarizes the accuracies of one method as Python numbers and lists.
 
     Args:
-        accuracy: `[R, M]`, test accuracy of each client after each evaluated round, in percent.
-        rounds: `[R]`, the numbers of the evaluated rounds; 0 to R - 1 if not given.
+        accuracy: `[R, M]`, test accuracy of each client after each evaluated round.
+        rounds: `[R]`, the numbers of the evaluated rounds; None means 0 to R - 1.
 
     Returns:
-        `bmta`, `best_round` (a member of `rounds`), `final` (mean of the last round), `accuracy` `[M]` of the last
-        round, `best_accuracy` `[M]` of the best round, `rounds` `[R]` and `mean_accuracy` `[R]`.
+        A dictionary with `bmta`, `best_round` (one of `rounds`), `final` (mean over clients in the last round),
+        `accuracy` `[M]` (last round), `best_accuracy` `[M]` (best round), `rounds` `[R]` and `mean_accuracy` `[R]`.
 
     Raises:
-        ValueError: as `bmta`, or `rounds` has another length.
+        ValueError: as `bmta`; also if `rounds` does not have R entries.
 
     >>> accuracy_summary([[80.0, 90.0], [60.0, 100.0]], rounds=[5, 10])["best_round"]
     5
@@ -64,23 +65,25 @@ def accuracy_summary(accuracy: ArrayLike, rounds: Sequence[int] | None = None) -
 def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
     """Two-sided p-value of the Wilcoxon signed-rank test between the client accuracies of two methods.
 
-    A small p says that the methods differ, the means say which one is ahead. Clients with equal accuracies are dropped.
-    Differences that are equal up to rounding share a rank: ties are the rule with few test samples, and float rounding
-    would break them at random. Exact up to 13 clients that differ, or 50 without ties; else the normal approximation.
+    Clients with equal accuracies are dropped. Differences that are equal up to rounding share a rank: with few test
+    samples many differences are equal, and floating-point rounding would rank them arbitrarily. The p-value is exact
+    for up to 13 clients with different accuracies, or up to 50 if there are no ties; beyond that, the normal
+    approximation is used.
 
     Args:
-        a, b: `[M]` each, accuracies of the same clients under either method, in the same unit.
+        a: `[M]` accuracies of the clients with one method.
+        b: `[M]` accuracies of the same clients with the other method, in the same unit.
 
     Returns:
-        p in [0, 1]; 1.0 where no client differs.
+        The p-value, in [0, 1]; 1.0 if no accuracies differ.
 
     Raises:
-        ValueError: `a` or `b` is not `[M]`, is empty or not finite, or their lengths differ.
+        ValueError: if `a` or `b` is not `[M]`, is empty or not finite, or their lengths differ.
 
     >>> wilcoxon([90.0, 91.0, 92.0, 93.0, 94.0], [89.0, 89.0, 89.0, 89.0, 89.0])
     0.0625
     """
-    from scipy import stats  # here and below: half of the time that `import fedamp_jax` would take
+    from scipy import stats  # imported on use, as scikit-learn below: both are slow to import
 
     first, second = _finite(a, "a", "M"), _finite(b, "b", "M")
     if first.shape != second.shape:
@@ -90,7 +93,7 @@ def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
     difference = difference[np.abs(difference) > tolerance]
     if not difference.size:
         return 1.0
-    # The test sees ranks only: number the distinct sizes 1, 2, ...; a gap above the tolerance starts the next one.
+    # The test depends on ranks only: number the sizes 1, 2, ..., with the same number if the gap is within tolerance.
     order = np.argsort(np.abs(difference))
     level = np.empty(difference.size)
     level[order] = 1 + np.concatenate([[0], np.cumsum(np.diff(np.abs(difference)[order]) > tolerance)])
@@ -98,7 +101,7 @@ def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
         method = "auto" if level.max() == difference.size else "asymptotic"
         found: Any = stats.wilcoxon(np.sign(difference) * level, method=method)
         return float(found.pvalue)
-    # Ties, and few sign patterns: enumerate them, as scipy's wilcoxon would too, but with the ranks given once.
+    # Ties and at most 2^13 sign patterns: compute the exact distribution by enumeration.
     signed = np.sign(difference) * stats.rankdata(level)
     test = stats.permutation_test((signed,), np.sum, permutation_type="samples", vectorized=True, n_resamples=2**14)
     return float(test.pvalue)
@@ -108,11 +111,11 @@ def wilcoxon_table(accuracies: Mapping[str, ArrayLike], of: Sequence[str] | None
     """p-values of `wilcoxon` between methods.
 
     Args:
-        accuracies: method name to `[M]` client accuracies, the same clients in the same order for all.
-        of: the methods that get a row, all by default; names that `accuracies` lacks are passed over.
+        accuracies: `[M]` client accuracies by method name, with the same order of clients for all methods.
+        of: the methods that get a row, by default all; names that are not in `accuracies` are ignored.
 
     Returns:
-        `table[method][other]`: two-sided p, for every other method, in the order of `accuracies`.
+        `table[method][other]`: two-sided p-value, for every other method in the order of `accuracies`.
 
     Raises:
         ValueError: as `wilcoxon`.
@@ -125,19 +128,21 @@ def wilcoxon_table(accuracies: Mapping[str, ArrayLike], of: Sequence[str] | None
 
 
 def in_group_weight(xi: ArrayLike, groups: ArrayLike) -> float:
-    """Share of the attention paid to others that stays inside the client's own group, averaged over clients.
+    """Share of a client's off-diagonal weights that goes to its own group, averaged over clients.
 
-    Left out are the own weights `xi_ii`, and clients that weigh nobody else or have nobody else in their group.
+    Self-weights `xi[i, i]` are ignored, and so are clients with no off-diagonal weight or no other client in their
+    group.
 
     Args:
-        xi: `[M, M]`, `xi[i, j]` the weight of client j's model in the cloud model of client i; off-diagonal >= 0.
+        xi: `[M, M]`, `xi[i, j]` is the weight of client j's model in client i's cloud model; off-diagonal >= 0.
         groups: `[M]`, ground-truth group of each client.
 
     Returns:
-        A share from 0 to 1, to be compared with `chance_in_group_weight`; NaN where no client counts.
+        The mean share, in [0, 1], to be compared with `chance_in_group_weight`; NaN if all clients are ignored.
 
     Raises:
-        ValueError: `xi` is not `[M, M]`, not finite or has negative weights off the diagonal, or `groups` is not `[M]`.
+        ValueError: if `xi` is not `[M, M]`, is not finite or has negative off-diagonal weights, or if `groups` is not
+            `[M]`.
 
     >>> in_group_weight([[0.5, 0.4, 0.1], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]], [0, 0, 1])
     0.65
@@ -148,9 +153,16 @@ def in_group_weight(xi: ArrayLike, groups: ArrayLike) -> float:
 
 
 def chance_in_group_weight(groups: ArrayLike) -> float:
-    """What `in_group_weight` is when every client weighs all others alike; NaN if nobody has group mates.
+    """The value of `in_group_weight` if each client gives all other clients the same weight.
 
-    Raises ValueError unless `groups` is `[M]`.
+    Args:
+        groups: `[M]`, ground-truth group of each client.
+
+    Returns:
+        The mean share, in [0, 1]; NaN if every client is alone in its group.
+
+    Raises:
+        ValueError: if `groups` is not `[M]`.
 
     >>> chance_in_group_weight([0, 0, 0, 1, 1])
     0.4
@@ -161,22 +173,23 @@ def chance_in_group_weight(groups: ArrayLike) -> float:
 
 
 def groups_from_xi(xi: ArrayLike, k: int) -> np.ndarray:
-    """Groups of clients found from collaboration weights alone, by average-linkage clustering.
+    """Finds groups of clients from collaboration weights, by average-linkage clustering.
 
-    Off-diagonal weights are scaled to row sums of 1, averaged over both directions, and turned into the dissimilarity
-    `-log`: with negative exponential slopes and in HeurFedAMP, the distance or angle that made the weight. A zero is
-    taken as half of the smallest positive weight.
+    Off-diagonal weights are scaled to row sums of 1 and averaged over both directions; the dissimilarity is minus the
+    logarithm of the result. Zeros are replaced by half of the smallest positive value.
 
     Args:
         xi: `[M, M]` as for `in_group_weight`.
-        k: number of groups to look for, 1 to M.
+        k: number of groups, 1 to M.
 
     Returns:
-        `[M]` int labels from 0, by first appearance. A constant `xi` gives one group, not `k` arbitrary ones. A client
-        without weight to or from anybody is a group of its own, beyond the `k`: pass only the online part of `xi`.
+        `[M]` integer labels from 0, in order of first appearance. A constant `xi` gives one group rather than `k`
+        arbitrary ones. A client with no weight to or from any other is a group of its own, in addition to the `k`:
+        pass the rows and columns of online clients only.
 
     Raises:
-        ValueError: `xi` as for `in_group_weight`, or `k` outside 1 to M.
+        TypeError: if `k` is not an integer.
+        ValueError: as `in_group_weight`; also if `k` is not in 1 to M.
 
     >>> groups_from_xi([[0, 0.9, 0.1], [0.9, 0, 0.1], [0.5, 0.5, 0]], k=2).tolist()
     [0, 0, 1]
@@ -184,21 +197,21 @@ def groups_from_xi(xi: ArrayLike, k: int) -> np.ndarray:
     from sklearn.cluster import AgglomerativeClustering
 
     share, _ = _shares(xi)
-    checks.whole("k", k, low=1)
+    check_integer("k", k, low=1)
     if not 1 <= k <= len(share):
         raise ValueError(f"k must be from 1 to the number of clients {len(share)}, but is {k}")
     similarity = (share + share.T) / 2
-    # Lone clients take labels after the k: they were grouped with nobody, and must not use up one of the k groups.
-    lone = ~similarity.any(axis=1)
-    labels = np.where(lone, k + np.arange(len(share)), 0)
-    similarity = similarity[np.ix_(~lone, ~lone)]
+    # Clients without any weight get labels of their own after the k groups, so that they do not use up one of them.
+    isolated = ~similarity.any(axis=1)
+    labels = np.where(isolated, k + np.arange(len(share)), 0)
+    similarity = similarity[np.ix_(~isolated, ~isolated)]
     if similarity.size:
         dissimilarity = -np.log(np.maximum(similarity, similarity[similarity > 0].min() / 2))
         np.fill_diagonal(dissimilarity, 0.0)
         pairs = dissimilarity[~np.eye(len(dissimilarity), dtype=bool)]
-        if np.ptp(pairs) > 1e-5:  # Below that it is float32 noise, and clustering noise finds blocks by index.
+        if np.ptp(pairs) > 1e-5:  # smaller differences are float32 rounding: the groups would follow client order
             tree = AgglomerativeClustering(min(k, len(similarity)), metric="precomputed", linkage="average")
-            labels[~lone] = tree.fit_predict(dissimilarity)
+            labels[~isolated] = tree.fit_predict(dissimilarity)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[inverse]
 
@@ -208,10 +221,11 @@ def group_recovery(xi: ArrayLike, groups: ArrayLike) -> float:
 
     Args:
         xi: `[M, M]` as for `in_group_weight`.
-        groups: `[M]`, ground-truth group of each client; as many groups are looked for as it has.
+        groups: `[M]`, ground-truth group of each client; `k` is the number of distinct groups.
 
     Returns:
-        1 for perfect recovery, about 0 for chance; NaN if the truth is one group, or has no two clients in a group.
+        1 for perfect recovery, about 0 for chance; NaN if there is only one group, or every client is alone in its
+        group.
 
     Raises:
         ValueError: as `in_group_weight`.
@@ -228,7 +242,7 @@ def group_recovery(xi: ArrayLike, groups: ArrayLike) -> float:
 
 
 def _finite(value: ArrayLike, name: str, axes: str) -> np.ndarray:
-    """`value` as float64, checked to be non-empty, finite and shaped as `axes` says (MM: square)."""
+    """Returns `value` as float64, after checking that it is non-empty, finite and has the given axes (MM: square)."""
     array = np.asarray(value, dtype=np.float64)
     wanted = f"[{', '.join(axes)}]"
     if array.ndim != len(axes) or array.size == 0 or (axes == "MM" and array.shape[0] != array.shape[1]):
@@ -240,7 +254,7 @@ def _finite(value: ArrayLike, name: str, axes: str) -> np.ndarray:
 
 
 def _shares(xi: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Off-diagonal weights with rows scaled to sum 1 (`[M, M]`), and which rows had anything to scale (`[M]` bool)."""
+    """Off-diagonal weights with rows scaled to sum 1, `[M, M]`, and whether the row's sum was positive, `[M]` bool."""
     weight = _finite(xi, "xi", "MM").copy()
     np.fill_diagonal(weight, 0.0)
     if weight.min() < 0:
@@ -251,7 +265,7 @@ def _shares(xi: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mates(groups: ArrayLike, clients: int | None) -> np.ndarray:
-    """`[M, M]` bool: two different clients of one group."""
+    """`[M, M]` bool: whether two different clients belong to the same group."""
     label = np.asarray(groups)
     if label.ndim != 1 or label.size == 0 or clients not in (None, label.size):
         wanted = "" if clients is None else f" with M = {clients} as in xi"

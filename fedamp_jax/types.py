@@ -1,4 +1,4 @@
-"""The contract: everything the engine knows about a model, about data and about an algorithm.
+"""The contract: all that the engine knows about a model, about data and about an algorithm.
 
 Axis letters, used after every array field and in every docstring:
 `M` clients, `N` examples of one client (padded), `B` batch, `D` parameters of one model, `C` classes.
@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from fedamp_jax.placement.placement import Placement
+
 Array = jax.Array
-Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib tells no types
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib ships no type for it
 PyTree = Any
 
 
@@ -18,7 +20,7 @@ class Variables(NamedTuple):
     """One client's model; `Variables [M, ...]` is the same tree with a leading client axis on every leaf.
 
     Attributes:
-        params: what local training updates and what a server mixes; float32 leaves.
+        params: what local training updates and the server mixes; float32 leaves.
         stats: running statistics that a forward pass updates (BatchNorm's mean and variance); `()` if there are none.
     """
 
@@ -30,22 +32,24 @@ class Batch(NamedTuple):
     """Examples of ONE client, as a loss sees them.
 
     Attributes:
-        x: `[B, ...]`, the dtype of the data set (uint8 images arrive as uint8).
+        x: `[B, ...]`, in the dtype of the data set (uint8 images arrive as uint8).
         y: `[B]` int32 labels in `0..classes-1`; 0 where `mask` is False.
-        mask: `[B]` bool, False for padding. A loss is the mean over the True rows.
-        classes: `[]` int32, how many classes this client has; logits from there on are not its own.
+        mask: `[B]` bool, False for padding. A loss is the mean over the rows where it is True.
+        classes: `[]` int32, the client's number of classes; logits from there on are not used.
+        rows: `[B]` int32, the examples' positions in the client's data, N for padding; None if unknown.
     """
 
     x: Array
     y: Array
     mask: Array
     classes: Array
+    rows: Array | None = None
 
 
 class Task(NamedTuple):
     """A model and its loss: pure functions for ONE client.
 
-    `fedamp_jax.models` makes one from a Flax Linen module; by hand it takes ten lines:
+    `fedamp_jax.models` makes one from a Flax Linen module. Written by hand it takes ten lines:
 
     >>> import jax, jax.numpy as jnp, fedamp_jax
     >>> def init(key):
@@ -61,11 +65,11 @@ class Task(NamedTuple):
         init: `key -> Variables`.
         loss: `(variables, batch, key) -> (scalar float32, new stats)`; the key is for dropout and the like.
         predict: `(variables, x [B, ...]) -> logits [B, C]` float32, in evaluation mode.
-        head: which parameters are the personal head, for the methods that split a model into body and head: the
-            beginnings of their paths, such as `("head",)` or `("Dense_1/kernel", "Dense_1/bias")`.
-        features: `(variables, batch, key) -> (features [B, ...], new stats)`, the body alone; None if the model has no
-            such cut. Lets PFLEGO pass its data through the body once.
-        head_loss: `(variables, features, batch) -> scalar`, the loss given the features; None with `features`.
+        head: the parameters of the personal head, for methods that split a model into body and head: prefixes of
+            their paths, such as `("head",)` or `("Dense_1/kernel", "Dense_1/bias")`.
+        features: `(variables, batch, key) -> (features [B, ...], new stats)`, the body alone; None if the model cannot
+            be split there. Lets PFLEGO pass its data through the body once.
+        head_loss: `(variables, features, batch) -> scalar`, the loss given the features; None without `features`.
     """
 
     init: Callable[[Array], Variables]
@@ -77,16 +81,17 @@ class Task(NamedTuple):
 
 
 class Data(NamedTuple):
-    """The data of all clients, padded to a common length. `fedamp_jax.data` makes and checks one.
+    """The data of all clients, padded to a common length. `fedamp_jax.data` builds and validates it.
 
     Attributes:
-        x: `[M, N, ...]`; uint8 stays uint8 until a step reads it. What lies beyond `size` is never read into a result.
+        x: `[M, N, ...]`; uint8 stays uint8 until a step reads it. What lies beyond `size` never reaches a result.
         y: `[M, N]` int32 labels.
-        size: `[M]` int32, how many of the N rows are examples, at least 1; 0 marks a row that is nobody, as
-            `fedamp_jax.sharding` adds them where the devices do not divide the clients.
-        classes: `[M]` int32, number of classes of each client.
-        id: `[M]` int32, the client's name in random number generation: results follow it, not the position.
-        online: `[M]` bool, who takes part in this round. A client that is offline neither trains nor sends.
+        size: `[M]` int32, the number of examples among the N rows, at least 1; 0 for a padding client, which
+            `Placement.place` adds where the devices do not divide the clients.
+        classes: `[M]` int32, each client's number of classes.
+        id: `[M]` int32, the client's identity in random number generation: results follow it, not the position.
+        online: `[M]` bool, whether the client takes part in this round. An offline client neither trains nor sends.
+        placement: where the clients live; static, so it is a part of the tree's structure and holds no array.
     """
 
     x: Array
@@ -95,22 +100,36 @@ class Data(NamedTuple):
     classes: Array
     id: Array
     online: Array
+    placement: Placement = Placement()
+
+    @property
+    def clients(self) -> int:
+        """The number of clients, padding clients not counted."""
+        return self.placement.count(self.y.shape[0])
 
 
 class Info(NamedTuple):
-    """What one round tells: one may plot it and drop it.
+    """What a round reports beside its state; it may be plotted and dropped.
 
     Attributes:
         loss: `[M]` float32, the client's training loss, averaged over its steps (without penalties); 0 if offline.
         epochs: `[M]` int32, local epochs trained; 0 if offline.
-        rejected: `[M]` bool, the client's update was not finite and was thrown away.
-        xi: `[M, M]` float32, the attention weights of this round, rows receive; None for methods without.
+        rejected: `[M]` bool, the client's update was not finite and was discarded.
+        xi: `[M, M]` float32, the attention weights of this round, rows receive; None for methods without attention.
+        error: `[]` int32, 0 if the round was carried out, else a code of the algorithm's own; None if it cannot fail.
     """
 
     loss: Array
     epochs: Array
     rejected: Array
     xi: Array | None = None
+    error: Array | None = None
+
+
+class RoundError(ValueError):
+    """A round that its algorithm refused. Attributes: state: the state after it, with the models from before it."""
+
+    state: Any = None
 
 
 class Algorithm(NamedTuple):
@@ -120,8 +139,10 @@ class Algorithm(NamedTuple):
         init: `(key, data) -> state`, a NamedTuple of its own type that holds what must survive a restart.
         round: `(key, state, data) -> (state, Info)`, one communication round. `fedamp_jax.round` compiles it.
         personalize: `(key, state, data) -> Variables [M, ...]`, the models to use; evaluation sees only these.
+        explain: `(info, data) -> RoundError` for a round whose `info.error` is not 0; None with `info.error` None.
     """
 
     init: Callable[[Array, Data], Any]
     round: Callable[[Array, Any, Data], tuple[Any, Info]]
     personalize: Callable[[Array, Any, Data], Variables]
+    explain: Callable[[Info, Data], RoundError] | None = None

@@ -1,11 +1,18 @@
 """Strict everywhere: no silent promotion of dtypes or ranks, warnings are errors, eight CPU devices."""
 
 import os
+from importlib.metadata import version
+from pathlib import Path
 
-# Most of the suite's time is LLVM optimising programs that run for a millisecond. Set before jax reads it.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+# Most of the suite's time is XLA compiling programs that run for a millisecond. Set before jax reads it.
+_FLAGS = [
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+if version("jaxlib").startswith("0.10."):  # later ones do not have this flag, and end at one that they do not have
+    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS])
 
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # nor does a test read or write the user's compiled programs
 
@@ -17,15 +24,36 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 8)
 
 
+def drop_programs():
+    """Forget compiled programs when they are many: 3,000 memory maps go with 800 MB, and a process may have 65,530."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") > 3_000:
+        jax.clear_caches()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _drop_programs():
-    """Compiled programs hold memory maps, of which a process may have 65,530: with all of the suite's it crashes."""
     yield
-    jax.clear_caches()
+    drop_programs()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(items):
+    """Tests of one file run on one worker, unless they say otherwise: they share what they have compiled.
+
+    Of the tests that run over all methods, some are left to `pytest -m slow`.
+    """
+    from tests import registry
+
+    for item in items:
+        entry = getattr(getattr(item, "callspec", None), "params", {}).get("entry")
+        if isinstance(entry, registry.Entry) and registry.is_slow(entry, item.originalname):
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(autouse=True)
 def _own_cache_folder(tmp_path, monkeypatch):
     """No test reads or writes the user's cache of data sets."""
     monkeypatch.setenv("FEDAMP_JAX_CACHE", str(tmp_path / "cache"))
-    assert os.environ["FEDAMP_JAX_CACHE"]

@@ -1,4 +1,5 @@
-"""What every process of `test_processes.py` runs: loads its own clients, trains with checkpoints, the first one saves.
+"""What every process of `test_processes.py` runs: loads its own clients, trains with checkpoints; the first one saves
+the result.
 
 Arguments: a folder, the number of rounds, and the evaluation in which process 1 is killed (0: none).
 """
@@ -13,10 +14,12 @@ import numpy as np
 import optax
 
 import fedamp_jax
-from fedamp_jax import sharding
+from fedamp_jax import Checkpoint, Participation
 from fedamp_jax.data import from_lists
+from fedamp_jax.placement import OnMesh, client_mesh
 
 CLIENTS = 7  # which neither two nor four processes divide
+MOST = Participation(0.8)
 
 
 def clients(seed, which):
@@ -33,10 +36,10 @@ def method():
 
 
 def main(out, rounds, dies):
-    mesh = sharding.client_mesh()
-    mine = sharding.owned(CLIENTS, mesh)
+    place = OnMesh(mesh=client_mesh())
+    mine = place.owned(CLIENTS)
     Path(out, f"owned-{jax.process_index()}").write_text(" ".join(map(str, mine)))
-    train, test = (sharding.from_owned(clients(seed, mine), mesh, CLIENTS) for seed in (0, 1))
+    train, test = (place.from_owned(clients(seed, mine), CLIENTS) for seed in (0, 1))
     evaluations = []
 
     def observe(info):
@@ -45,8 +48,8 @@ def main(out, rounds, dies):
             os.kill(os.getpid(), signal.SIGKILL)
         return {"largest": float(np.asarray(info.xi).max())}
 
-    result = fedamp_jax.run(*method(), train, test, rounds=rounds, participation=0.8, progress=False, observe=observe,
-                            checkpoint_dir=Path(out, "checkpoints"), checkpoint_every=1)  # fmt: skip
+    result = fedamp_jax.run(*method(), train, test, rounds=rounds, participation=MOST, progress=False, observe=observe,
+                            checkpoint=Checkpoint(Path(out, "checkpoints"), every=1))  # fmt: skip
     if jax.process_index() == 0:
         np.savez(Path(out, "result.npz"), accuracy=result.accuracy, loss=result.loss, xi=result.xi)
     print("said once")

@@ -1,4 +1,6 @@
-"""Every algorithm, with small arguments: each test of `test_algorithms.py` runs over all of this list.
+"""Every method, with small arguments: each test of `test_algorithms.py` runs over all of this list.
+
+The list follows `fedamp_jax.algorithms.registry.METHODS`: a method that is added there is examined.
 
 The model is the two-layer one of `tests/oracles/model.py`, written by hand as a `Task`.
 """
@@ -15,13 +17,15 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Data, Solver, Task, Variables, attention
+from fedamp_jax.algorithms.registry import METHODS
 from fedamp_jax.data import from_lists
+from tests import conftest
 
 FEATURES, HIDDEN, CLASSES = 5, 4, 3
 SIZES = (7, 3, 10, 1, 5, 10, 4, 6)
 
 
-def tiny_task() -> Task:
+def tiny_task(features: int = FEATURES, hidden: int = HIDDEN, classes: int = CLASSES) -> Task:
     """features = tanh(x W_b + b_b), logits = features W_h + b_h; statistics that follow the mean of x and nothing
     reads.
     """
@@ -30,10 +34,10 @@ def tiny_task() -> Task:
         body, head = jax.random.split(key)
         return Variables(
             {
-                "body": {"kernel": jax.random.normal(body, (FEATURES, HIDDEN)) / 2, "bias": jnp.zeros(HIDDEN)},
-                "head": {"kernel": jax.random.normal(head, (HIDDEN, CLASSES)) / 2, "bias": jnp.zeros(CLASSES)},
+                "body": {"kernel": jax.random.normal(body, (features, hidden)) / 2, "bias": jnp.zeros(hidden)},
+                "head": {"kernel": jax.random.normal(head, (hidden, classes)) / 2, "bias": jnp.zeros(classes)},
             },
-            {"mean": jnp.zeros(FEATURES)},
+            {"mean": jnp.zeros(features)},
         )
 
     def body(params, x):
@@ -45,7 +49,7 @@ def tiny_task() -> Task:
     def predict(variables, x):
         return head(variables.params, body(variables.params, x))
 
-    def features(variables, batch, key):
+    def body_of(variables, batch, key):
         x = jnp.where(batch.mask[:, None], batch.x, 0.0)
         mean = jnp.sum(x, axis=0) / jnp.maximum(jnp.sum(batch.mask, dtype=jnp.float32), 1.0)
         return body(variables.params, x), {"mean": 0.9 * variables.stats["mean"] + 0.1 * mean}
@@ -54,79 +58,145 @@ def tiny_task() -> Task:
         return fedamp_jax.cross_entropy(head(variables.params, h), batch)
 
     def loss(variables, batch, key):
-        h, stats = features(variables, batch, key)
+        h, stats = body_of(variables, batch, key)
         return head_loss(variables, h, batch), stats
 
-    return Task(init, loss, predict, ("head",), features, head_loss)
+    return Task(init, loss, predict, ("head",), body_of, head_loss)
 
 
-def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES, kinds: int = 2) -> Data:
-    """Eight clients of different sizes; with two kinds they have opposite labels, so that methods differ."""
+def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES, kinds: int = 2, classes: Sequence[int] = ()) -> Data:
+    """Eight clients of different sizes; with two kinds they have opposite labels, so that methods differ.
+
+    `classes`: each client's number of them, if not all have all.
+    """
     rng = np.random.default_rng(seed)
     rule = rng.normal(size=(FEATURES, CLASSES))
     xs = [rng.normal(size=(n, FEATURES)).astype(np.float32) for n in sizes]
-    ys = [np.argmax((-1) ** (i % kinds) * x @ rule, axis=1) for i, x in enumerate(xs)]
-    return from_lists(xs, ys, classes=CLASSES)
+    own = np.array(classes or [CLASSES] * len(sizes))
+    ys = [np.argmax(((-1) ** (i % kinds) * x @ rule)[:, : own[i]], axis=1) for i, x in enumerate(xs)]
+    return from_lists(xs, ys, classes=own)
+
+
+def wide(m: int = 16) -> tuple[Task, Data]:
+    """A task whose models are large beside everything else that a round moves, and `m` clients of few examples."""
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(3 + i % 3, 33)).astype(np.float32) for i in range(m)]
+    data = from_lists(xs, [rng.integers(0, 10, len(x)) for x in xs], classes=10)
+    return tiny_task(33, 200, 10), data
 
 
 class Entry(NamedTuple):
     """A name, how to make it, and what is peculiar to it.
 
-    `rejected_is_offline`: that a client's update is thrown away is for the others the same as if it had been offline.
-    `own_steps`: the method has a step rule of its own and ignores the solver's optimizer.
+    Attributes:
+        name: of the factory, and what else tells it from the other entries.
+        factory: its name; of a wrapper, the wrapped method's. States and messages follow from it.
+        make: `(task, solver) -> Algorithm`.
+        rejected_is_offline: that a client's update is thrown away is for the others the same as if it had been offline.
+            Otherwise they received its last model in the same round, and notice nothing.
+        own_steps: the method has a step rule of its own and ignores the solver's optimizer.
     """
 
     name: str
+    factory: str
     make: Callable[[Task, Solver], Algorithm]
     rejected_is_offline: bool = True
     own_steps: bool = False
 
 
-def _entry(factory: str, name: str | None = None, rejected_is_offline=True, own_steps=False, **hyper) -> Entry:
+RECEIVE_FIRST = {"fedamp", "heurfedamp", "pfedgraph", "fedfomo"}
+"""Methods whose clients receive the others' last models before they train."""
+OWN_STEPS = {"scaffold", "apfl", "pflego", "pfedme"}
+
+
+def _entry(factory: Callable[..., Algorithm], name: str | None = None, own_steps: bool = False, **hyper) -> Entry:
+    used = factory.__name__
+    offline = used not in RECEIVE_FIRST or hyper.get("stale") == "include"
+    return Entry(
+        name or used,
+        used,
+        lambda task, solver: factory(task, solver, **hyper),
+        offline,
+        own_steps or used in OWN_STEPS,
+    )
+
+
+def _tuned(base: Callable[..., Algorithm], **hyper) -> Entry:
     def make(task, solver):
-        return getattr(fedamp_jax, factory)(task, solver, **hyper)
+        return fedamp_jax.fine_tuned(task, solver, base=base(task, solver, **hyper))
 
-    return Entry(name or factory, make, rejected_is_offline, own_steps)
-
-
-def _tuned(base: str, **hyper) -> Entry:
-    def make(task, solver):
-        return fedamp_jax.fine_tuned(task, solver, base=getattr(fedamp_jax, base)(task, solver, **hyper))
-
-    return Entry(f"fine_tuned({base})", make)
+    return Entry(f"fine_tuned({base.__name__})", base.__name__, make)
 
 
 _AMP = {"sigma": 2.0, "self_weight": 0.25, "alpha": 10.0, "lam": 1.0}
 
+VARIANTS: dict[str, list[Entry]] = {
+    "Separate": [
+        _entry(fedamp_jax.separate),
+        _entry(fedamp_jax.separate, "separate, own init", common_init=False),
+    ],
+    "FedProx": [_entry(fedamp_jax.fedprox, mu=0.1)],
+    "FedAvg-FT": [_tuned(fedamp_jax.fedavg)],
+    "FedProx-FT": [_tuned(fedamp_jax.fedprox, mu=0.1)],
+    "FedAMP": [
+        _entry(fedamp_jax.fedamp, **_AMP),
+        _entry(fedamp_jax.fedamp, "fedamp, Eq. 5", sigma=2.0, self_weight=None, alpha=0.05, lam=0.02,
+               common_init=False),
+        _entry(fedamp_jax.fedamp, "fedamp, scad", **_AMP, slope=attention.scad, start="personal"),
+        _entry(fedamp_jax.fedamp, "fedamp, mcp, stale", **_AMP, slope=attention.mcp, stale="include", stats="mix"),
+        _entry(fedamp_jax.fedamp, "fedamp, schedules", sigma=2.0, self_weight=0.25, lam=lambda k: 1.0 + k,
+               alpha=optax.exponential_decay(10.0, 2, 0.1, staircase=True)),
+    ],
+    "HeurFedAMP": [_entry(fedamp_jax.heurfedamp, sigma=5.0, self_weight=0.25)],
+    "SCAFFOLD": [
+        _entry(fedamp_jax.scaffold, learning_rate=0.2),
+        _entry(fedamp_jax.scaffold, "scaffold, I, global", learning_rate=0.2, option="I", personal="global"),
+    ],
+    "APFL": [
+        _entry(fedamp_jax.apfl, learning_rate=0.2),
+        _entry(fedamp_jax.apfl, "apfl, adaptive", learning_rate=0.2, adapt_alpha=True, alpha=0.5),
+    ],
+    "Ditto": [
+        _entry(fedamp_jax.ditto),
+        _entry(fedamp_jax.ditto, "ditto, own solver", own_steps=True, lam=1.0,
+               personal_solver=Solver(optax.adam(0.02), epochs=1, batch_size=4)),
+    ],
+    "FedPer": [_entry(fedamp_jax.fedper, common_init=False)],
+    "FedRep": [
+        _entry(fedamp_jax.fedrep),
+        _entry(fedamp_jax.fedrep, "fedrep, head solver",
+               head_solver=Solver(optax.sgd(0.5), epochs=3, batch_size=4)),
+    ],
+    # With the default pull Adam's steps are larger than the way to the minimum.
+    "pFedMe": [_entry(fedamp_jax.pfedme, lam=1.0, eta=0.5)],
+    "PFLEGO": [
+        _entry(fedamp_jax.pflego, beta=0.5, rho=0.2),
+        _entry(fedamp_jax.pflego, "pflego, server Adam", beta=0.5, rho=0.2, server_optimizer=optax.adam(0.05)),
+    ],
+}  # fmt: skip
+"""Entries of methods that need arguments or have several forms; a method without is tried as its factory makes it."""
+
 ENTRIES = [
-    _entry("separate"),
-    _entry("separate", "separate, own init", common_init=False),
-    _entry("fedavg"),
-    _entry("fedprox", mu=0.1),
-    _tuned("fedavg"),
-    _tuned("fedprox", mu=0.1),
-    _entry("fedamp", "fedamp, Eq. 5", False, sigma=2.0, self_weight=None, alpha=0.05, lam=0.02, common_init=False),
-    _entry("fedamp", "fedamp", False, **_AMP),
-    _entry("fedamp", "fedamp, scad", False, **_AMP, slope=attention.scad, start="personal"),
-    _entry("fedamp", "fedamp, mcp, stale", **_AMP, slope=attention.mcp, stale="include", stats="mix"),
-    _entry("fedamp", "fedamp, schedules", False, sigma=2.0, self_weight=0.25, lam=lambda k: 1.0 + k,
-           alpha=optax.exponential_decay(10.0, 2, 0.1, staircase=True)),
-    _entry("heurfedamp", rejected_is_offline=False, sigma=5.0, self_weight=0.25),
-    _entry("scaffold", own_steps=True, learning_rate=0.2),
-    _entry("scaffold", "scaffold, I, global", own_steps=True, learning_rate=0.2, option="I", personal="global"),
-    _entry("apfl", own_steps=True, learning_rate=0.2),
-    _entry("apfl", "apfl, adaptive", own_steps=True, learning_rate=0.2, adapt_alpha=True, alpha=0.5),
-    _entry("ditto"),
-    _entry("ditto", "ditto, own solver", own_steps=True, lam=1.0,
-           personal_solver=Solver(optax.adam(0.02), epochs=1, batch_size=4)),
-    _entry("fedper", common_init=False),
-    _entry("fedrep"),
-    _entry("fedrep", "fedrep, head solver", head_solver=Solver(optax.sgd(0.5), epochs=3, batch_size=4)),
-    _entry("fedbabu"),
-    _entry("fedrecon"),
-    _entry("pflego", rejected_is_offline=False, own_steps=True, beta=0.5, rho=0.2),
-    _entry("pflego", "pflego, server Adam", False, True, beta=0.5, rho=0.2, server_optimizer=optax.adam(0.05)),
-]  # fmt: skip
+    entry
+    for name, method in METHODS.items()
+    for entry in (VARIANTS[name] if name in VARIANTS else [_entry(method.factory)])
+]
+
+
+_FIRST = {VARIANTS[name][0].name if name in VARIANTS else METHODS[name].factory.__name__ for name in METHODS}
+_REPRESENTATIVE = {"separate", "fedavg", "fedamp", "scaffold", "pflego", "fedfomo", "pfedgraph"}
+_COMPILES_AGAIN = {
+    "test_eight_devices_equal_one", "test_the_hosts_memory_equals_a_device", "test_what_crosses_between_devices",
+}  # fmt: skip
+
+
+def is_slow(entry: Entry, test: str) -> bool:
+    """Whether a test of an entry is left to `pytest -m slow`.
+
+    Those of a method's further forms are; and of the tests that compile for another placement, those of methods that
+    are made of the same parts as another one.
+    """
+    return entry.name not in _FIRST or (test in _COMPILES_AGAIN and entry.name not in _REPRESENTATIVE)
 
 
 def make(entry: Entry, **solver) -> tuple[Task, Algorithm]:
@@ -148,21 +218,30 @@ def find(name: str) -> Entry:
 
 
 def one_after_the_other(entries: Sequence[Entry]):
-    """A fixture: all tests of one entry, which share its compiled rounds, then those of the next."""
+    """A fixture: all tests of one entry, on one worker and with its compiled rounds, then those of the next."""
+    params = [pytest.param(e, id=e.name, marks=pytest.mark.xdist_group(e.name)) for e in entries]
 
-    @pytest.fixture(scope="module", params=entries, ids=lambda entry: entry.name)
+    @pytest.fixture(scope="module", params=params)
     def entry(request):
         yield request.param
         made.cache_clear()
-        jax.clear_caches()
+        conftest.drop_programs()
 
     return entry
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def initial(algorithm: Algorithm, key: jax.Array, data: Data):
+    """The state before the first round; compiled, as every eager operation is a program of its own."""
+    return algorithm.init(key, data)
 
 
 def run_rounds(algorithm: Algorithm, data: Data, rounds: int = 3, state=None, first: int = 0, seed: int = 1):
     """`(state, [info])` after `rounds` rounds; the keys follow the round's number."""
     key = jax.random.key(seed)
-    state = algorithm.init(key, data) if state is None else state
+    if state is None:
+        place = type(data.placement) is fedamp_jax.Placement
+        state = initial(algorithm, key, data) if place else data.placement.init(algorithm, key, data)
     infos = []
     for k in range(first, first + rounds):
         state, info = fedamp_jax.round(algorithm, state, data, jax.random.fold_in(key, k))

@@ -1,6 +1,7 @@
-"""Checkpoints: what is refused and how it is said, other devices, and a disk that is full."""
+"""Checkpoints: what is refused and with which message, other placements, and a disk that is full."""
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -16,10 +17,37 @@ import optax
 import pytest
 
 import fedamp_jax
-from fedamp_jax import checkpoint, driver, report, sharding
-from fedamp_jax.books import Run
-from tests.registry import federation, tiny_task
-from tests.test_resume import made, outcome, train
+from fedamp_jax import Checkpoint, Participation, Placement, Run
+from fedamp_jax.driver import checkpoint
+from fedamp_jax.experiments import report
+from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
+from tests.registry import federation, find, make, tiny_task
+
+SLOW = pytest.mark.slow
+
+
+@functools.cache
+def made(name, **solver):
+    """The same algorithm for the same name, which compiles once."""
+    return make(find(name), **solver)
+
+
+def train(folder, rounds, data=None, every=1, share=0.75, drop_rate=0.2, fingerprint=None, **options):
+    """A run that everything matters to: schedules of the round, kept optimizers, attention, clients that drop out."""
+    task, algorithm = made("fedamp, schedules", keep_optimizer=True, epochs=(1, 3))
+    data = federation() if data is None else data
+    settings = {"sigma": 2.0} if fingerprint is None else fingerprint
+    saving = None if folder is None else Checkpoint(folder, every, settings)
+    return fedamp_jax.run(task, algorithm, data, data, rounds=rounds, evaluate_every=2, progress=False,
+                          observe=lambda info: {"own": float(info.xi[0, 0])}, checkpoint=saving,
+                          participation=Participation(share, drop_rate), **options)  # fmt: skip
+
+
+def outcome(result):
+    """Everything that a `Run` says but the time it took, as bytes and numbers."""
+    leaves = [np.asarray(a) for a in jax.tree.leaves(result.state)] + [result.accuracy, result.rejected, result.xi]
+    history = [result.rounds, result.loss, result.observed]
+    return json.dumps([[f"{a.dtype}{a.shape}{a.tobytes().hex()}" for a in leaves], history])
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +64,7 @@ def saved(tmp_path_factory):
         ({"fingerprint": {"sigma": 3.0}}, r"sigma: 2\.0 there, 3\.0 now"),
         ({"fingerprint": {}}, r"sigma: 2\.0 there, None now"),
         ({"seed": 5}, "seed: 0 there, 5 now"),
+        ({"share": 0.5}, r"share: 0\.75 there, 0\.5 now"),
         ({"drop_rate": 0.0}, r"drop_rate: 0\.2 there, 0\.0 now"),
         ({"data": {"seed": 3}}, "train: '8 clients, 46 examples, digest .*' there"),
         ({"data": {"sizes": (7, 3, 10, 1, 5, 10)}}, "'6 clients, 36 examples, digest .*' now"),
@@ -55,11 +84,12 @@ def test_another_state_is_refused(saved, monkeypatch):
 
     def restore(name, **solver):
         _, algorithm = made(name, **solver)
-        books = driver.Run(algorithm.init(jax.random.key(0), data), rejected=np.zeros(m, int))
+        empty = Run(algorithm.init(jax.random.key(0), data), rejected=np.zeros(m, int))
         described = checkpoint.describe(data, m)
-        own = {"seed": 0, "participation": 0.75, "drop_rate": 0.2, "evaluate_every": 2, "sigma": 2.0}
-        with checkpoint.opened(saved, {**own, "train": described, "test": described}) as opened:
-            return opened.restore(books)
+        own = {"seed": 0, "share": 0.75, "drop_rate": 0.2, "evaluate_every": 2}
+        own |= {"train": described, "test": described}
+        with checkpoint.opened(Checkpoint(saved, 1, {"sigma": 2.0}), own, rows=m) as opened:
+            return opened.restore(empty)
 
     assert restore("fedamp", keep_optimizer=True) == 4
     with pytest.raises(ValueError, match="state: 'FedAMPState' there, 'SeparateState' now"):
@@ -67,7 +97,7 @@ def test_another_state_is_refused(saved, monkeypatch):
     with pytest.raises(ValueError, match=r"state\.clients\.optimizer\[0\]\.count: \['int32', 8\] there, None now"):
         restore("fedamp")
     monkeypatch.setattr(checkpoint, "FORMAT", 99)
-    with pytest.raises(ValueError, match="has format 1, this version of fedamp_jax reads 99"):
+    with pytest.raises(ValueError, match="has format 2, this version of fedamp_jax reads 99"):
         restore("fedamp", keep_optimizer=True)
 
 
@@ -92,7 +122,9 @@ def test_a_truncated_checkpoint_is_refused(saved, tmp_path):
         except ValueError as error:
             assert f"checkpoint {folder / '4'} is damaged" in str(error) and "Remove this folder" in str(error)  # noqa: PT017
             refused.append((how, str(path)))
-    assert all(any(how == h and part in p for h, p in refused) for how in ("cut", "gone") for part in ("books", "/d/"))
+    assert all(
+        any(how == h and part in p for h, p in refused) for how in ("cut", "gone") for part in ("history", "/d/")
+    )
     shutil.rmtree(folder / "4")  # the way out
     assert outcome(train(folder, rounds=6, every=10)) == expected
 
@@ -109,13 +141,13 @@ def test_the_last_three_are_kept_and_more_rounds_may_follow(tmp_path):
 
 
 def test_what_is_saved_is_what_was_there(tmp_path, monkeypatch):
-    """The run adds to its books while they are still being written. Failed without the copy of lists and arrays."""
+    """The run adds to its history while it is still being written. Failed without the copy of lists and arrays."""
     going_on = threading.Event()
     dumps = json.dumps
     monkeypatch.setattr(json, "dumps", lambda *args, **kwargs: going_on.wait(10) and dumps(*args, **kwargs))
     result = Run({"w": jnp.ones(3)}, [2], np.zeros((1, 4), np.float32), [0.5], np.zeros(4, int), {"own": [0.25]})
     going_on.set()
-    saved = checkpoint.Checkpoints(tmp_path, {})
+    saved = checkpoint.Checkpoints(tmp_path, {}, rows=4)
     going_on.clear()
     saved.save(2, result)
     result.rounds.append(4)
@@ -124,27 +156,36 @@ def test_what_is_saved_is_what_was_there(tmp_path, monkeypatch):
     result.rejected += 1
     going_on.set()
     saved.close()
-    books = Run({"w": jnp.zeros(3)}, rejected=np.zeros(4, int))
-    with checkpoint.opened(tmp_path, {}) as saved:
-        assert saved.restore(books) == 2
-    assert (books.rounds, books.loss, books.observed) == ([2], [0.5], {"own": [0.25]})
-    assert not books.rejected.any()
+    found = Run({"w": jnp.zeros(3)}, rejected=np.zeros(4, int))
+    with checkpoint.opened(Checkpoint(tmp_path), {}, rows=4) as saved:
+        assert saved.restore(found) == 2
+    assert (found.rounds, found.loss, found.observed) == ([2], [0.5], {"own": [0.25]})
+    assert not found.rejected.any()
 
 
 # --- other devices ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("before", "after", "clients"), [(8, 1, 8), (8, 1, 6), (1, 8, 6), (8, 8, 6)])
-def test_restored_on_another_number_of_devices(before, after, clients, tmp_path):
-    """Saved on some, gone on with on others, also where rows that are nobody come and go; bit for bit on as many.
+def place(name):
+    """One device, the host's memory, or a mesh of so many devices."""
+    if name in (1, "host"):
+        return Placement() if name == 1 else InHostMemory(device=jax.devices()[5], chunk=3)
+    return OnMesh(mesh=client_mesh(name))
+
+
+OTHERS = [(8, 1, 8), (1, 8, 6), (8, 8, 6), ("host", 4, 6), (4, "host", 6)]
+
+
+@pytest.mark.parametrize(("before", "after", "clients"), [(8, 1, 6), *(pytest.param(*o, marks=SLOW) for o in OTHERS)])
+def test_restored_on_another_placement(before, after, clients, tmp_path):
+    """Saved on some devices, continued on others, also where padding rows come and go; bit for bit on as many.
 
     Failed for (8, 1) when arrays were restored to where they had been, and for 6 clients when shapes had to be equal.
     """
     data = federation(sizes=(7, 3, 10, 1, 5, 10, 4, 6)[:clients])
-    mesh = {n: None if n == 1 else sharding.client_mesh(n) for n in (before, after)}
-    train(tmp_path, 2, data, mesh=mesh[before], participation=1.0)
-    moved = train(tmp_path, 4, data, mesh=mesh[after], participation=1.0)
-    stayed = train(None, 4, data, mesh=mesh[after], participation=1.0)
+    train(tmp_path, 2, data, placement=place(before), share=1.0)
+    moved = train(tmp_path, 4, data, placement=place(after), share=1.0)
+    stayed = train(None, 4, data, placement=place(after), share=1.0)
     if before == after:
         assert outcome(moved) == outcome(stayed)
     rows = [np.asarray(jax.tree.leaves(r.state.clients.variables.params)[0])[:clients] for r in (moved, stayed)]
@@ -164,28 +205,6 @@ def full_disk():
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_leaves_results_whole(tmp_path):
-    """The old file stays, nothing else does. Failed when the file itself was written to."""
-    path = report.write_json({"methods": [1, 2]}, tmp_path / "results.json")
-    before = path.read_bytes()
-    with full_disk(), pytest.raises(OSError, match="File too large"):
-        report.write_json({"methods": list(range(1000))}, path)
-    assert path.read_bytes() == before and os.listdir(tmp_path) == ["results.json"]
-
-
-def test_what_a_killed_process_left_is_written_over(tmp_path):
-    """A process killed between writing and renaming leaves a file; the next to write `results.json` takes it away.
-
-    Failed when the unfinished file was named after the process.
-    """
-    path, die = tmp_path / "results.json", "import os; os.replace = lambda *names: os._exit(9);"
-    program = f"{die} from fedamp_jax import report; report.write_json(dict(a=1), {str(path)!r})"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
-    assert len(os.listdir(tmp_path)) == 1 and not path.exists()
-    report.write_json({"a": 2}, path)
-    assert os.listdir(tmp_path) == ["results.json"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -210,9 +229,35 @@ def test_generators_of_an_optimizer_are_saved(tmp_path):
     data = federation()
 
     def run(rounds, folder):
-        return fedamp_jax.run(task, algorithm, data, data, rounds=rounds, progress=False, checkpoint_dir=folder)
+        return fedamp_jax.run(task, algorithm, data, data, rounds=rounds, progress=False,
+                              checkpoint=Checkpoint(folder))  # fmt: skip
 
     run(1, tmp_path / "a")
     resumed, whole = run(2, tmp_path / "a"), run(2, tmp_path / "b")
     for a, b in zip(*(jax.tree.leaves(r.state.clients.variables) for r in (resumed, whole)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+# --- result files of the experiments ----------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_results_whole(tmp_path):
+    """The old file stays, nothing else does. Failed when the file itself was written to."""
+    path = report.write_json({"methods": [1, 2]}, tmp_path / "results.json")
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        report.write_json({"methods": list(range(1000))}, path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["results.json"]
+
+
+def test_what_a_killed_process_left_is_written_over(tmp_path):
+    """A process killed between writing and renaming leaves a file; the next to write `results.json` takes it away.
+
+    Failed when the unfinished file was named after the process.
+    """
+    path, die = tmp_path / "results.json", "import os; os.replace = lambda *names: os._exit(9);"
+    program = f"{die} from fedamp_jax.experiments import report; report.write_json(dict(a=1), {str(path)!r})"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    assert len(os.listdir(tmp_path)) == 1 and not path.exists()
+    report.write_json({"a": 2}, path)
+    assert os.listdir(tmp_path) == ["results.json"]

@@ -1,4 +1,4 @@
-"""`--from results.json`: what an earlier run was given, from its results alone."""
+"""The command lines: `--from results.json` repeats an earlier run, options without meaning, small runs."""
 
 import dataclasses
 import json
@@ -8,36 +8,28 @@ import jax
 import numpy as np
 import pytest
 
-from tests.miniature import command, read
-
-import ablation  # isort: skip
-import command_line  # isort: skip
-import common  # isort: skip
-import degrees  # isort: skip
-import faulty  # isort: skip
-import parts  # isort: skip
-import outputs  # isort: skip
-import runner  # isort: skip
+from fedamp_jax.experiments import ablation, command_line, degrees, devices, faulty, fedamp_paper, grid, run_folder
+from tests.small_experiments import command, method_entry, read
 
 
 def written(path, experiment, variants, methods=("FedAMP", "Separate"), seeds=()):
-    """A results.json such as `parts.run` leaves it, without the numbers."""
-    numbers = {"bmta": 1.0, "best_round": 1, "accuracy": [1.0], "seconds": 1.0, "last_rounds": {}}
+    """A results.json as `grid.run` writes it, with numbers that mean nothing."""
     entry = {
-        "methods": {name: numbers for name in methods}, "settings": outputs.settings_of(variants[0].options)
+        "methods": {name: method_entry([1.0]) for name in methods}, "wilcoxon": {}, "clients": 1,
+        "settings": run_folder.settings_of(variants[0].options),
     }  # fmt: skip
-    head = {**outputs.describe_run(experiment, variants[0].options), "versions": {"jax": "0.0.1"}}
+    head = {**run_folder.describe_run(experiment, variants[0].options), "versions": {"jax": "0.0.1"}}
     if len(variants) == 1:
-        results = {**head, **entry}
+        results = {**head, **entry, "groups": None, "chance_in_group_weight": None}
     else:
-        settings = parts._settings(variants, seeds)
-        results = {**head, "settings": settings, "parts": {v.title: entry for v in variants}}
+        settings = grid._settings(variants, seeds)
+        results = {**head, "settings": settings, "parts": {v.title: {**entry, "folder": v.title} for v in variants}}
     path.write_text(json.dumps(results))
     return path
 
 
 def changed(path, **settings):
-    """The same file, of other settings."""
+    """The same file with other settings."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "settings": {**content["settings"], **settings}}))
     return path
@@ -49,35 +41,37 @@ def parsed(monkeypatch, kind, experiment, *arguments):
 
 
 def test_one_run(tmp_path, monkeypatch, capsys):
-    """Every setting comes back, tuples as tuples; what the command line says goes first; other versions are told.
+    """Every setting comes back, tuples as tuples; the command line has priority; other versions are reported.
 
     Failed when JSON's lists stayed lists (an epochs range that no `Solver` takes), and when `methods` was left out.
     """
-    options = common.Options(rounds=7, epochs_range=(1, 3), participation=0.5, sigma=3.0, seed=4, quick=True)
-    variants = common.variants_of(
-        common.Command(**{**vars(options), "participation": (0.5,), "drop_rate": (0.0,)}), "practical"
+    options = fedamp_paper.Options(rounds=7, epochs_range=(1, 3), participation=0.5, sigma=3.0, seed=4, quick=True)
+    variants = fedamp_paper.variants_of(
+        fedamp_paper.Command(**{**vars(options), "participation": (0.5,), "drop_rate": (0.0,)}), "practical"
     )
     path = written(tmp_path / "results.json", "practical", variants)
-    again = parsed(monkeypatch, common.Command, "practical", "--from", path, "--out", "elsewhere", "--sigma", 5)
+    again = parsed(monkeypatch, fedamp_paper.Command, "practical", "--from", path, "--out", "elsewhere", "--sigma", 5)
     assert "jax 0.0.1 then" in capsys.readouterr().err
     assert again.methods == ("FedAMP", "Separate") and again.out == "elsewhere" and again.sigma == 5.0
-    (variant,) = common.variants_of(dataclasses.replace(again, sigma=3.0), "practical")
-    assert outputs.settings_of(variant.options) == outputs.settings_of(variants[0].options)
+    (variant,) = fedamp_paper.variants_of(dataclasses.replace(again, sigma=3.0), "practical")
+    assert run_folder.settings_of(variant.options) == run_folder.settings_of(variants[0].options)
 
 
 def test_several_parts_and_seeds(tmp_path, monkeypatch):
-    """A product of settings becomes the lists that it came from. Failed with a list of every part's value."""
-    wanted = common.Command(participation=(0.5, 1.0), drop_rate=(0.0, 0.1), seeds=(3, 5), rounds=2)
-    path = written(tmp_path / "results.json", "practical", common.variants_of(wanted, "practical"), seeds=wanted.seeds)
-    again = parsed(monkeypatch, common.Command, "practical", "--from", path)
+    """All combinations of settings become the lists they were made from. Failed with a list of every part's value."""
+    wanted = fedamp_paper.Command(participation=(0.5, 1.0), drop_rate=(0.0, 0.1), seeds=(3, 5), rounds=2)
+    path = written(
+        tmp_path / "results.json", "practical", fedamp_paper.variants_of(wanted, "practical"), seeds=wanted.seeds
+    )
+    again = parsed(monkeypatch, fedamp_paper.Command, "practical", "--from", path)
     assert (again.participation, again.drop_rate, again.seeds) == ((0.5, 1.0), (0.0, 0.1), (3, 5))
     wanted = degrees.Command(degrees=("medium", "none"), rounds=2)
     path = written(tmp_path / "degrees.json", "degrees", degrees.variants_of(wanted))
     assert parsed(monkeypatch, degrees.Command, "degrees", "--from", path).degrees == ("medium", "none")
 
 
-def refused(monkeypatch, capsys, path, kind=common.Command, experiment="practical"):
-    """What `--from` says to a file that it does not take."""
+def refused(monkeypatch, capsys, path, kind=fedamp_paper.Command, experiment="practical"):
+    """The message of `--from` about a file that it refuses."""
     with pytest.raises(SystemExit) as stopped:
         parsed(monkeypatch, kind, experiment, "--from", path)
     error = " ".join(capsys.readouterr().err.split())
@@ -89,8 +83,8 @@ def refused(monkeypatch, capsys, path, kind=common.Command, experiment="practica
     ("text", "message"),
     [
         (None, "does not exist"),
-        ("{", "is no JSON"),
-        ("\xff", "is no JSON"),
+        ("{", "is not valid JSON"),
+        ("\xff", "is not valid JSON"),
         ("[]", "is not one of our result files"),
         ('{"rows": []}', "it has no 'experiment'"),
     ],
@@ -119,13 +113,15 @@ def test_other_files_are_refused(text, message, tmp_path, monkeypatch, capsys):
     ],
 )
 def test_settings_that_no_option_takes_are_refused(settings, message, tmp_path, monkeypatch, capsys):
-    """Failed when whatever the file says became the option: a model "foo" was a ResNet."""
-    path = written(tmp_path / "results.json", "practical", common.variants_of(common.Command(), "practical"))
+    """Failed when the option took any value from the file: a model "foo" became a ResNet."""
+    path = written(
+        tmp_path / "results.json", "practical", fedamp_paper.variants_of(fedamp_paper.Command(), "practical")
+    )
     assert message in refused(monkeypatch, capsys, changed(path, **settings))
 
 
 def without(content, *keys):
-    """The content less what lies at `keys`, each inside the one before."""
+    """The content without what is at the path `keys`."""
     content = json.loads(json.dumps(content))
     inner = content
     for key in keys[:-1]:
@@ -134,12 +130,12 @@ def without(content, *keys):
     return content
 
 
-def test_files_of_which_something_is_missing(tmp_path, monkeypatch, capsys):
+def test_incomplete_files_are_refused(tmp_path, monkeypatch, capsys):
     """The message says what. Failed with a KeyError."""
-    iid = written(tmp_path / "iid.json", "iid", common.variants_of(common.Command(), "iid"))
+    iid = written(tmp_path / "iid.json", "iid", fedamp_paper.variants_of(fedamp_paper.Command(), "iid"))
     assert "is of iid: run python experiments/iid.py" in refused(monkeypatch, capsys, iid)
-    wanted = common.Command(drop_rate=(0.0, 0.1))
-    path = written(tmp_path / "results.json", "practical", common.variants_of(wanted, "practical"))
+    wanted = fedamp_paper.Command(drop_rate=(0.0, 0.1))
+    path = written(tmp_path / "results.json", "practical", fedamp_paper.variants_of(wanted, "practical"))
     whole = json.loads(path.read_text())
     part = ("parts", "10% dropped")
     for keys in (("versions",), ("parts",), (*part, "methods"), (*part, "settings", "drop_rate"),
@@ -150,9 +146,11 @@ def test_files_of_which_something_is_missing(tmp_path, monkeypatch, capsys):
     for wrong in ({"parts": []}, {"parts": {}}, {"settings": 3}, {"parts": {"a": {"settings": {}, "methods": {}}}}):
         path.write_text(json.dumps({**whole, **wrong}))
         refused(monkeypatch, capsys, path)
-    path = written(tmp_path / "none.json", "practical", common.variants_of(common.Command(), "practical"), methods=())
+    path = written(
+        tmp_path / "none.json", "practical", fedamp_paper.variants_of(fedamp_paper.Command(), "practical"), methods=()
+    )
     with pytest.raises(SystemExit):
-        parsed(monkeypatch, common.Command, "practical", "--from", path)
+        parsed(monkeypatch, fedamp_paper.Command, "practical", "--from", path)
     assert "--methods needs at least one value" in capsys.readouterr().err
 
 
@@ -160,15 +158,16 @@ def test_files_of_which_something_is_missing(tmp_path, monkeypatch, capsys):
     (ablation.Options, "ablation", "--sgd-learning-rate"), (ablation.Options, "ablation", "--heur-sigma"),
     (faulty.Options, "faulty", "--devices"), (faulty.Options, "faulty", "--evaluate-every"),
 ])  # fmt: skip
-def test_options_without_a_meaning_are_refused(kind, experiment, option, monkeypatch, capsys):
-    """Failed while the ablation, which has neither SCAFFOLD nor APFL, took their learning rate."""
+def test_options_without_meaning_are_refused(kind, experiment, option, monkeypatch, capsys):
+    """Failed when the ablation, which has neither SCAFFOLD nor APFL, accepted their learning rate."""
     with pytest.raises(SystemExit) as stopped:
         parsed(monkeypatch, kind, experiment, option, 1)
     assert stopped.value.code == 2 and option in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_faulty_measures_the_honest(tmp_path, monkeypatch):
-    """The experiment on faulty clients in miniature, again from its results, and resumed without training anew.
+    """A small run with faulty clients, repeated from its results, and resumed without training again.
 
     Failed when `corrupt` was not passed on, so that all attacks were none, and when `--precision` did nothing.
     """
@@ -191,14 +190,15 @@ def test_faulty_measures_the_honest(tmp_path, monkeypatch):
     jax.config.update("jax_default_matmul_precision", None)
 
 
+@pytest.mark.slow
 def test_ablation_changes_one_decision(tmp_path, monkeypatch):
-    """`base` is practical.py's FedAMP, and each variant differs from it in what it says.
+    """`base` is the FedAMP of practical.py, and each variant differs from it as it says.
 
     Failed with every variant trained as `base`.
     """
     short = ("--rounds", 2, "--epochs", 1)
     command(monkeypatch, ablation.main, *short, "--methods", "base", "self-half", "--out", tmp_path / "a")
-    practical = lambda: common.main("practical", "practical")  # noqa: E731
+    practical = lambda: fedamp_paper.main("practical")  # noqa: E731
     command(monkeypatch, practical, *short, "--methods", "FedAMP", "--out", tmp_path / "b")
     found, fedamp = read(tmp_path / "a")["methods"], read(tmp_path / "b")["methods"]["FedAMP"]
     assert found["base"]["accuracy"] == fedamp["accuracy"] and found["base"]["xi"] == fedamp["xi"]
@@ -209,13 +209,13 @@ def test_ablation_changes_one_decision(tmp_path, monkeypatch):
     ("cpu", (0, 10, 2), False), ("cpu", (0, 12, 0), True), ("tpu", (0, 10, 2), True),
 ])  # fmt: skip
 def test_compiled_programs_are_kept(backend, version, kept, tmp_path, monkeypatch):
-    """Where reading them back is safe, in the user's cache folder. Failed with the condition turned round."""
+    """In the user's cache folder, where reading them back is safe. Failed with the condition inverted."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "__version_info__", version)
     jax.config.update("jax_compilation_cache_dir", None)  # an experiment in this process may have set it
     found = {}
     monkeypatch.setattr(jax.config, "update", found.__setitem__)
-    runner.cache_compilations()
+    devices.cache_compilations()
     assert ("jax_compilation_cache_dir" in found) == kept
     assert all(str(tmp_path) in found[name] for name in found if name.endswith("dir"))

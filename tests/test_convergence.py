@@ -7,10 +7,8 @@ import scipy.optimize
 from matplotlib.figure import Figure
 
 from fedamp_jax import attention
-from tests.miniature import command, read
-
-import convergence  # isort: skip
-import objective  # isort: skip
+from fedamp_jax.experiments import convergence, objective
+from tests.small_experiments import command, read
 
 
 def problem(seed=0):
@@ -21,7 +19,7 @@ def problem(seed=0):
 def test_gradients_of_equation_1():
     """Against finite differences; and Eq. 5 as the engine computes it is Eq. 3 with half the step.
 
-    Failed without the factor 2 in Eq. 3, and with a sign turned in the second derivative of the robust loss.
+    Failed without the factor 2 in Eq. 3, and with a wrong sign in the second derivative of the robust loss.
     """
     p, w = problem()
     check = scipy.optimize.approx_fprime(w.ravel(), lambda v: p.value(v.reshape(w.shape)), 1e-7)
@@ -32,10 +30,9 @@ def test_gradients_of_equation_1():
             numeric = (loss.slope(w + step) - loss.slope(w - step)) / 2e-6
             np.testing.assert_allclose(loss.curve(w)[:, i], numeric, atol=1e-6)
         assert np.linalg.eigvalsh(loss.curve(w)).max() <= loss.smooth
-    everybody = jnp.ones(4, bool)
-    xi = attention.fedamp_weights(
-        {"w": jnp.asarray(w, jnp.float32)}, everybody, everybody, sigma=jnp.float32(2.0), alpha=jnp.float32(0.1)
-    )
+    everybody = attention.edges(jnp.ones(4, bool), jnp.ones(4, bool))
+    models = {"w": jnp.asarray(w, jnp.float32)}
+    xi = attention.fedamp_weights(models, everybody, sigma=jnp.float32(2.0), alpha=jnp.float32(0.1))
     np.testing.assert_allclose(np.asarray(xi) @ w, w - 0.1 * 0.5 * p.pull(w), atol=1e-6)
 
 
@@ -54,7 +51,7 @@ def test_pseudo_huber_is_an_attention_function():
 
 
 def test_exact_prox_step():
-    """Eq. 4 solved: no slope is left, and SciPy finds nothing lower. Failed when one Newton step was all."""
+    """Eq. 4 is solved: the gradient is zero, and SciPy finds nothing lower. Failed with a single Newton step."""
     p, center = problem()
     w = objective.prox(p.loss, center, 4.0)
     assert np.abs(p.loss.slope(w) + 4.0 * (w - center)).max() < 1e-10
@@ -84,9 +81,9 @@ def test_theorems(tmp_path, monkeypatch):
     assert (out / "convergence.png").stat().st_size > 5000
 
 
-def test_results_of_other_settings_stay(tmp_path, monkeypatch, capsys):
-    """Failed when a run with other K wrote over them."""
-    rows = {"K": [1], "gap": [1.0], "bound": [1.0], "B": [1.0], "gap_eq5": [1.0], "slope": 0.0}
+def test_results_of_other_settings_are_kept(tmp_path, monkeypatch, capsys):
+    """Failed when a run with other K overwrote them."""
+    rows = {"K": [1], "gap": [1.0], "bound": [1.0], "B": [1.0], "gap_eq5": [1.0], "slope": 0.0, "best": 0.0}
     for theorem in ("theorem1", "theorem2"):
         monkeypatch.setattr(convergence, theorem, lambda options: rows)
     monkeypatch.setattr(convergence, "draw", lambda results: Figure())

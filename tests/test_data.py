@@ -1,5 +1,6 @@
-"""`fedamp_jax.data.stack`: ragged clients as one `Data`, and every mistake refused by name."""
+"""`fedamp_jax.data.stack`: clients of different sizes as one `Data`, and an error message for every mistake."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,28 +10,30 @@ from fedamp_jax import data
 
 
 def clients(sizes=(3, 1, 2), shape=(4,), dtype=np.float32, seed=0):
-    """One `(xs, ys)` of clients of `sizes`, no value of x being 0, so that padding shows."""
+    """`(xs, ys)` of clients of the given sizes; no value of x is 0, unlike padding."""
     rng = np.random.default_rng(seed)
     xs = [(rng.integers(1, 200, (n, *shape))).astype(dtype) for n in sizes]
     return xs, [rng.integers(0, 5, n) for n in sizes]
 
 
 def test_from_lists_keeps_every_example_and_pads_with_zeros():
-    """Seen to fail when rows beyond `size` were left as `np.empty`, and when clients were filled from the right."""
+    """Fails if rows from `size` on are left uninitialized, or if clients are aligned to the right."""
     xs, ys = clients(sizes=(3, 1, 7))
     packed = data.from_lists(xs, ys)
-    assert packed.x.shape == (3, 7, 4) and packed.size.tolist() == [3, 1, 7]
+    chex.assert_shape((packed.x, packed.y, packed.size), [(3, 7, 4), (3, 7), (3,)])
+    assert packed.size.tolist() == [3, 1, 7]
     for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
         np.testing.assert_array_equal(packed.x[i, : len(x)], x)
         np.testing.assert_array_equal(packed.y[i, : len(y)], y)
         assert not np.asarray(packed.x[i, len(x) :]).any() and not np.asarray(packed.y[i, len(y) :]).any()
 
 
-def test_every_field_has_the_dtype_of_the_contract():
-    """Seen to fail when labels kept NumPy's int64, and when `online` was left out."""
+def test_every_field_has_the_documented_dtype():
+    """Fails if labels keep NumPy's int64, or if `online` is missing."""
     packed = data.from_lists(*clients())
-    assert all(isinstance(leaf, jax.Array) for leaf in packed)
-    assert [leaf.dtype.name for leaf in packed] == ["float32", "int32", "int32", "int32", "int32", "bool"]
+    fields = [packed.x, packed.y, packed.size, packed.classes, packed.id, packed.online]
+    assert all(isinstance(field, jax.Array) for field in fields)
+    assert [field.dtype.name for field in fields] == ["float32", "int32", "int32", "int32", "int32", "bool"]
     assert packed.id.tolist() == [0, 1, 2] and packed.online.tolist() == [True] * 3
 
 
@@ -40,7 +43,7 @@ def test_every_field_has_the_dtype_of_the_contract():
      (np.uint16, "float32"), (jnp.bfloat16, "float32")],
 )  # fmt: skip
 def test_only_uint8_stays_an_integer(dtype, kept):
-    """Seen to fail when int64 features were passed on (a model would have scaled them by 1/255 like an image)."""
+    """Fails if int64 features stay integers."""
     xs, ys = clients(dtype=dtype)
     packed = data.from_lists(xs, ys)
     assert packed.x.dtype == kept
@@ -48,7 +51,7 @@ def test_only_uint8_stays_an_integer(dtype, kept):
 
 
 def test_classes_are_shared_given_or_one_per_client():
-    """Seen to fail when None gave each client its own highest label + 1: heads of FedAvg would differ in size."""
+    """Fails if None gives each client its own highest label + 1."""
     xs, ys = [np.ones((2, 1))] * 2, [[0, 1], [4, 2]]
     assert data.from_lists(xs, ys).classes.tolist() == [5, 5]
     assert data.from_lists(xs, ys, classes=10).classes.tolist() == [10, 10]
@@ -58,12 +61,12 @@ def test_classes_are_shared_given_or_one_per_client():
 
 
 def test_from_indices_is_from_lists_of_the_rows():
-    """Seen to fail when sorted rows replaced the given ones."""
+    """Fails if the indices are sorted."""
     rng = np.random.default_rng(1)
     x, y = rng.integers(0, 255, (9, 2, 2)).astype(np.uint8), rng.integers(0, 3, 9)
     rows = [np.array([4, 0, 8]), [2], np.array([5, 1], np.uint16)]
     a, b = data.from_indices(x, y, rows), data.from_lists([x[r] for r in rows], [y[r] for r in rows])
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    chex.assert_trees_all_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_from_indices_is_from_lists_of_the_rows():
     ids=["unicode", "ints", "tuples", "objects", "mixed"],
 )  # fmt: skip
 def test_from_table_groups_rows_by_any_hashable_name(column):
-    """Seen to fail when np.unique made one client of 1 and "1", and on tuples, which NumPy takes for a second axis."""
+    """Fails with np.unique, which merges 1 and "1" and treats tuples as a second axis."""
     x = np.arange(8.0).reshape(4, 2)
     packed, names = data.from_table(x, [0, 1, 1, 0], column)
     plain = column.tolist() if isinstance(column, np.ndarray) else column
@@ -85,7 +88,7 @@ def test_from_table_groups_rows_by_any_hashable_name(column):
 
 
 def test_from_table_follows_the_order_of_names():
-    """Seen to fail when `names` only relabelled the sorted clients: test rows went to another client's model."""
+    """Fails if `names` only renames the sorted clients: a client would get another client's test rows."""
     _, names = data.from_table(np.ones((2, 1)), [0, 1], ["b", "a"])
     assert names == ["a", "b"]
     test, _ = data.from_table(np.array([[1.0], [2.0]]), [0, 1], ["b", "a"], names=["b", "a"])
@@ -98,27 +101,37 @@ LISTS = {
     "no clients": (([], []), {}, ValueError, "at least one client"),
     "counts differ": ((X, Y[:1]), {}, ValueError, "got 2 and 1"),
     "empty client": (([X[0], np.ones((0, 3))], [Y[0], []]), {}, ValueError, r"client 1 \(of 2\) has no examples"),
-    "x and y differ": ((X, [Y[0], Y[0]]), {}, ValueError, "x of client 1 has 1 examples, its y has 2 labels"),
-    "negative label": ((X, [Y[0], [-1]]), {}, ValueError, "y of client 1 holds the negative label -1"),
+    "x and y differ": ((X, [Y[0], Y[0]]), {}, ValueError, "x of client 1 has 1 examples, but its y has 2 labels"),
+    "negative label": ((X, [Y[0], [-1]]), {}, ValueError, "y of client 1 has the negative label -1"),
     "label too high": (
         (X, Y),
         {"classes": 2},
         ValueError,
-        r"y of client 1 holds the label 2, but classes = 2 allows 0..1",
+        r"y of client 1 has the label 2, but classes = 2 allows 0..1",
     ),
-    "label too high for its client": ((X, Y), {"classes": [1, 3]}, ValueError, "client 0 holds the label 1"),
-    "label beyond int32": ((X, [Y[0], [2**40]]), {}, ValueError, "beyond int32"),
-    "label wraps around": ((X, [Y[0], [2**32]]), {"classes": 3}, ValueError, "client 1 holds the label 4294967296"),
+    "label too high for its client": ((X, Y), {"classes": [1, 3]}, ValueError, "client 0 has the label 1"),
+    "label beyond int32": ((X, [Y[0], [2**40]]), {}, ValueError, "out of int32's range"),
+    "label wraps around": ((X, [Y[0], [2**32]]), {"classes": 3}, ValueError, "client 1 has the label 4294967296"),
     "float labels": ((X, [Y[0], [2.0]]), {}, TypeError, "y of client 1 must hold integer labels, got dtype float64"),
     "one-hot labels": ((X, [Y[0], [[0, 1]]]), {}, ValueError, "not one-hot"),
-    "nan": ((NAN, Y), {}, ValueError, r"x of client 1 holds NaN, Inf or a number beyond float32, first at \[0, 1\]"),
-    "beyond float32": (([X[0], X[1] * 1e300], Y), {}, ValueError, "beyond float32"),
-    "shapes differ": (([X[0], np.ones((1, 4))], Y), {}, ValueError, r"client 1 has shape \[4\], of client 0 \[3\]"),
-    "dtypes differ": (([X[0], np.ones((1, 3), np.uint8)], Y), {}, TypeError, "client 1 is uint8, of client 0 float32"),
-    "object": (([X[0], np.array([[None, 1, 2]], object)], Y), {}, TypeError, "x of client 1 must hold numbers"),
-    "text": (([X[0], np.array([["a", "b", "c"]])], Y), {}, TypeError, "x of client 1 must hold numbers"),
-    "complex": (([X[0], np.ones((1, 3), complex)], Y), {}, TypeError, "x of client 1 must hold numbers"),
-    "ragged": (([X[0], [[1, 2], [3]]], Y), {}, ValueError, "x of client 1 is no array"),
+    "nan": ((NAN, Y), {}, ValueError, r"x of client 1 has NaN, Inf or .*, first at \[0, 1\]"),
+    "beyond float32": (([X[0], X[1] * 1e300], Y), {}, ValueError, "out of float32's range"),
+    "shapes differ": (
+        ([X[0], np.ones((1, 4))], Y),
+        {},
+        ValueError,
+        r"client 1 has shape \[4\], but one of client 0 has \[3\]",
+    ),
+    "dtypes differ": (
+        ([X[0], np.ones((1, 3), np.uint8)], Y),
+        {},
+        TypeError,
+        "client 1 is uint8, but x of client 0 is float32",
+    ),
+    "object": (([X[0], np.array([[None, 1, 2]], object)], Y), {}, TypeError, "x of client 1 must be uint8 or numbers"),
+    "text": (([X[0], np.array([["a", "b", "c"]])], Y), {}, TypeError, "x of client 1 must be uint8 or numbers"),
+    "complex": (([X[0], np.ones((1, 3), complex)], Y), {}, TypeError, "x of client 1 must be uint8 or numbers"),
+    "ragged": (([X[0], [[1, 2], [3]]], Y), {}, ValueError, "x of client 1 is not an array"),
     "a number": (([X[0], 3.0], Y), {}, ValueError, "x of client 1 must have an example axis"),
     "classes of other length": (
         (X, Y),
@@ -126,17 +139,17 @@ LISTS = {
         ValueError,
         r"classes must be .* \[2\], got shape \[3\]",
     ),
-    "classes zero": ((X, Y), {"classes": 0}, ValueError, "classes must lie in 1.."),
-    "classes float": ((X, Y), {"classes": 3.0}, TypeError, "classes must be whole numbers"),
+    "classes zero": ((X, Y), {"classes": 0}, ValueError, "classes must be in 1.."),
+    "classes float": ((X, Y), {"classes": 3.0}, TypeError, "classes must be integers"),
     "ids twice": ((X, Y), {"ids": [4, 4]}, ValueError, "ids must differ, but 4 occurs 2 times"),
-    "ids negative": ((X, Y), {"ids": [-1, 4]}, ValueError, "ids must lie in 0.."),
+    "ids negative": ((X, Y), {"ids": [-1, 4]}, ValueError, "ids must be in 0.."),
     "ids of other length": ((X, Y), {"ids": [1]}, ValueError, "ids must be"),
 }
 
 
 @pytest.mark.parametrize(("args", "options", "error", "message"), LISTS.values(), ids=LISTS)
 def test_from_lists_refuses(args, options, error, message):
-    """Seen to fail for "label wraps around" when y was cast to int32 before the range check (2**32 became label 0)."""
+    """Fails for "label wraps around" if y is cast to int32 before the range check: 2**32 becomes label 0."""
     with pytest.raises(error, match=message):
         data.from_lists(*args, **options)
 
@@ -145,23 +158,23 @@ POOL = (np.ones((4, 3)), np.array([0, 1, 2, 1]))
 INDICES = {
     "empty client": ([[0], []], ValueError, r"client 1 \(of 2\) has no examples"),
     "no clients": ([], ValueError, "indices is empty"),
-    "beyond the end": ([[0], [4]], ValueError, r"indices of client 1 must lie in 0..3, got 4 to 4"),
-    "from the end": ([[-1], [2]], ValueError, "indices of client 0 must lie in 0..3, got -1"),
+    "beyond the end": ([[0], [4]], ValueError, r"indices of client 1 must be in 0..3, got 4 to 4"),
+    "from the end": ([[-1], [2]], ValueError, "indices of client 0 must be in 0..3, got -1"),
     "a mask": ([[True, False, True, False]], TypeError, "np.flatnonzero"),
-    "floats": ([[0.0]], TypeError, "whole numbers"),
+    "floats": ([[0.0]], TypeError, "indices of client 0 must be integers, got float64"),
     "two axes": ([[[0, 1]]], ValueError, "must have shape"),
 }
 
 
 @pytest.mark.parametrize(("indices", "error", "message"), INDICES.values(), ids=INDICES)
 def test_from_indices_refuses(indices, error, message):
-    """Seen to fail for "from the end" when NumPy's indexing was the only check, and for "a mask" (rows 0 and 1)."""
+    """Fails for "from the end" and "a mask" (which selects rows 0 and 1) if NumPy's indexing is the only check."""
     with pytest.raises(error, match=message):
         data.from_indices(*POOL, indices)
 
 
 TABLES = {
-    "column of other length": ((["a", "b"], {}), ValueError, "client has 2 rows, x has 4"),
+    "column of other length": ((["a", "b"], {}), ValueError, "client has 2 rows, but x has 4"),
     "missing name": ((["a", None, "b", "a"], {}), ValueError, "client has no name in row 1"),
     "nan name": ((np.array([1.0, 2.0, np.nan, 1.0]), {}), ValueError, "client has no name in row 2"),
     "no hashable name": (([["a"], ["b"], ["a"], ["a"]], {}), TypeError, "not hashable"),
@@ -169,25 +182,25 @@ TABLES = {
     "absent from names": ((["a", "b", "a", "c"], {"names": ["a", "b"]}), ValueError, "client 'c' is in client but not"),
     "without rows": ((["a", "a", "a", "b"], {"names": ["a", "b", "c"]}), ValueError, "client 'c' is in names but not"),
     "names twice": ((["a", "a", "a", "b"], {"names": ["a", "b", "b"]}), ValueError, "names lists a client twice"),
-    "label by name": ((["a", "a", "b", "b"], {"classes": 2}), ValueError, "y of client 'b' holds the label 2"),
+    "label by name": ((["a", "a", "b", "b"], {"classes": 2}), ValueError, "y of client 'b' has the label 2"),
 }
 
 
 @pytest.mark.parametrize(("args", "error", "message"), TABLES.values(), ids=TABLES)
 def test_from_table_refuses(args, error, message):
-    """Seen to fail for "nan name", which NumPy groups as one client and a dict as one client per row."""
+    """Fails for "nan name" without a check: np.unique makes one client of all NaNs, a dict one client per row."""
     with pytest.raises(error, match=message):
         data.from_table(*POOL, args[0], **args[1])
 
 
 def test_pool_of_other_length_is_refused():
-    """Seen to fail when only the indices were checked against x."""
-    with pytest.raises(ValueError, match=r"x has 4 examples \(shape \[4, 3\]\), y has 3 labels"):
+    """Fails if only the indices are checked against x."""
+    with pytest.raises(ValueError, match=r"x has 4 examples \(shape \[4, 3\]\), but y has 3 labels"):
         data.from_indices(POOL[0], POOL[1][:3], [[0]])
 
 
 PAIRS = {
-    "clients": (data.from_lists, (X[:1], [Y[1][:1].repeat(2)]), {}, "train has 2 clients, test has 1"),
+    "clients": (data.from_lists, (X[:1], [Y[1][:1].repeat(2)]), {}, "train has 2 clients, but test has 1"),
     "shape": (
         data.from_lists,
         ([np.ones((2, 5)), np.ones((1, 5))], Y),
@@ -202,26 +215,27 @@ PAIRS = {
 
 @pytest.mark.parametrize(("make", "args", "options", "message"), PAIRS.values(), ids=PAIRS)
 def test_check_pair_refuses(make, args, options, message):
-    """Seen to fail for each case when its comparison was taken out."""
+    """Fails for each case if its comparison is removed."""
     train = data.from_lists(X, Y)
     data.check_pair(train, data.from_lists(X[::-1], Y[::-1]))
     with pytest.raises(ValueError, match=message):
         data.check_pair(train, make(*args, **options))
 
 
-def test_dealt_clients_are_like_work_for_every_device():
-    """Of 2 and 4 devices none has more than 1.05 times its share of MNIST's sizes; clients keep id, examples and group.
+def test_balanced_clients_are_equal_work_for_every_device():
+    """With MNIST's sizes and 2 or 4 devices, no device has more than 1.05 times the mean number of examples.
 
-    Failed in the order of the groups (1.4 and 1.6), and when the groups stayed where they were.
+    Clients keep their id, examples and group. Fails in the order of the groups (1.4 and 1.6 times the mean), and if
+    `groups` is not reordered.
     """
     size = np.repeat([500, 400, 300, 200, 100], 20)
     train = data.from_lists([np.full((n, 1), i) for i, n in enumerate(size)], [np.zeros(n, int) for n in size])
-    clients = data.dealt(data.Federation(train, train, np.repeat(np.arange(5), 20)))
+    clients = data.balanced(data.Federation(train, train, np.repeat(np.arange(5), 20)))
     for devices in (2, 4):
         share = np.asarray(clients.train.size).reshape(devices, -1).sum(axis=1)
         assert share.max() <= 1.05 * share.mean()
     ids = np.asarray(clients.test.id)
     assert sorted(ids) == list(range(100)) and (clients.groups == ids // 20).all()
     assert (np.asarray(clients.train.x)[:, 0, 0] == ids).all() and (np.asarray(clients.train.size) == size[ids]).all()
-    alike = data.Federation(train._replace(size=np.full(100, 7)), train, None)
-    assert data.dealt(alike) is alike
+    same_size = data.Federation(train._replace(size=np.full(100, 7)), train, None)
+    assert data.balanced(same_size) is same_size

@@ -1,32 +1,82 @@
-"""The Python in the documents runs as it stands."""
+"""The documents are right: their Python runs as it stands, and README's table lists the methods that there are."""
 
+import inspect
 import re
 from pathlib import Path
 
 import jax
 import pytest
 
+import fedamp_jax
+from fedamp_jax.algorithms.registry import METHODS
+
 ROOT = Path(__file__).parent.parent
+URL = "https://github.com/fedamp-jax/fedamp_jax/blob/main"
+RAW = "https://raw.githubusercontent.com/fedamp-jax/fedamp_jax/main"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PAGES = [str(p.relative_to(ROOT)) for p in (ROOT / "README.md", *DOCS) if BLOCK.search(p.read_text())]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/your_own_data.md", "docs/scaling.md"])
-def test_code_blocks_run(name, capsys):
+@pytest.mark.parametrize("name", PAGES)
+def test_code_blocks_run(name, tmp_path, monkeypatch):
     """All blocks of a page, one after the other in one namespace, as a reader would paste them."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
-    assert blocks
     space = {"__name__": name}
+    blocks = BLOCK.findall((ROOT / name).read_text())
+    monkeypatch.chdir(tmp_path)  # what they write
     # A reader's jax is not in the strict mode of the tests.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for block in blocks:
             exec(compile(block, name, "exec"), space)
 
 
-def test_every_method_is_in_the_table():
-    """README's table has every factory, and the files it names are there."""
-    from fedamp_jax import algorithms
+def test_the_pages_with_code_are_among_them():
+    """Failed when the pattern of a block matched none."""
+    assert {"README.md", "docs/your_own_data.md", "docs/scaling.md", "docs/write_a_method.md"} <= set(PAGES)
 
-    table = (ROOT / "README.md").read_text()
-    for factory in algorithms.__all__:
-        assert f"`{factory}`" in table, factory
-    for path in re.findall(r"\((fedamp_jax/[\w/]+\.py|tests/[\w/]+\.py|docs/[\w/]+\.md)\)", table):
-        assert (ROOT / path).exists(), path
+
+# --- README's table of methods ----------------------------------------------------------------------------------------
+
+
+def table():
+    """README's table of methods, from the registry. A file of several methods has one oracle."""
+
+    def link(path):
+        assert (ROOT / path).is_file(), path
+        return f"[{Path(path).name}]({URL}/{path})"
+
+    lines = ["| method | factory | source | file | oracle |", "|---|---|---|---|---|"]
+    for method in METHODS.values():
+        path = Path(inspect.getfile(method.factory)).relative_to(ROOT)
+        lines.append(f"| {method.name} | `{method.factory.__name__}` | {method.source} | {link(str(path))} | "
+                     f"{link(f'tests/oracles/{path.name}')} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def test_every_method_is_in_the_table():
+    """Failed with a method in the registry alone. To mend it, paste the table that the message shows."""
+    text = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- methods -->\n(.*?)\n<!-- /methods -->", text, re.DOTALL)
+    assert found, "README.md has no <!-- methods --> ... <!-- /methods -->"
+    assert found[1] == table(), f"README.md must have between its markers:\n{table()}"
+
+
+def test_every_method_is_public():
+    """`fedamp_jax.<factory>`, with the registry's name once each. Failed without the line in `__init__.py`."""
+    for method in METHODS.values():
+        name = method.factory.__name__
+        assert name in fedamp_jax.__all__ and getattr(fedamp_jax, name) is method.factory, name
+    assert [method.name for method in METHODS.values()] == list(METHODS)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in DOCS)])
+def test_links_lead_somewhere(name):
+    """Files of the repository that a page links to exist. Failed for a page that was renamed."""
+    text = (ROOT / name).read_text()
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)|^\[[^\]]+\]: (\S+[./]\S+)", text, re.MULTILINE)
+    for target in (a or b for a, b in targets):
+        ours = re.match(rf"(?:{URL}|{RAW})/([^#]+)", target)
+        if ours:
+            assert (ROOT / ours[1]).exists(), target
+        elif "://" not in target and not target.startswith("mailto:"):
+            assert (ROOT / name).parent.joinpath(target).exists(), target

@@ -1,32 +1,40 @@
-"""The experiments' command lines in miniature: several seeds and settings, resuming, bad input."""
+"""Small runs of the experiments from their command lines: several seeds and settings, resuming, bad input."""
 
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 import fedamp_jax
-from fedamp_jax import metrics
-from tests.miniature import command, read, small
-
-import ablation  # isort: skip
-import common  # isort: skip
-import convergence  # isort: skip
-import degrees  # isort: skip
-import faulty  # isort: skip
-import omniglot  # isort: skip
-import parts  # isort: skip
-import outputs  # isort: skip
-import runner  # isort: skip
-import settings  # isort: skip
-import tables  # isort: skip
+from fedamp_jax import Placement, metrics
+from fedamp_jax.algorithms.registry import METHODS
+from fedamp_jax.experiments import (
+    ablation,
+    convergence,
+    degrees,
+    devices,
+    faulty,
+    fedamp_paper,
+    grid,
+    omniglot,
+    paper_values,
+    plotting,
+    report,
+    run_folder,
+    sweep,
+    tables,
+    train,
+)
+from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
+from tests.small_experiments import command, read, small_federation
 
 SHORT = ("--rounds", "2", "--epochs", "1")
 
 
 def practical():
-    common.main("practical", "practical")
+    fedamp_paper.main("practical")
 
 
 def fake(options, folder):
@@ -38,23 +46,23 @@ def fake(options, folder):
         "seconds_per_round": 0.5, "rejected": {"3": 1}, "paper": None, "in_group_weight": [0.5, 0.6],
         "ari": [None, 1.0], "xi": (np.ones((4, 4)) / 4 + options.seed * np.eye(4)).tolist(),
     }  # fmt: skip
-    head = {**outputs.describe_run("practical", options), "clients": 4, "groups": [0, 0, 1, 1]}
+    head = {**run_folder.describe_run("practical", options), "clients": 4, "groups": [0, 0, 1, 1]}
     results = {**head, "chance_in_group_weight": 1 / 3, "methods": {"FedAMP": entry}, "wilcoxon": {}}
-    fedamp_jax.report.write_json(results, folder / "results.json")
+    report.write_json(results, folder / "results.json")
     return results
 
 
 def variant(title="", **changes):
-    return parts.Variant(title, common.finish(common.Options(quick=True, **changes), "practical"))
+    return grid.Variant(title, fedamp_paper.finish(fedamp_paper.Options(quick=True, **changes), "practical"))
 
 
 def test_several_seeds_are_averaged(tmp_path):
     """Mean and sample standard deviation over seeds, of numbers, curves and clients.
 
-    Failed with the population's deviation (n), with the seeds' last entry in place of the mean, and with the BMTA of
+    Failed with the population's deviation (n), with the last seed's entry in place of the mean, and with the BMTA of
     the mean curve.
     """
-    result = parts.run("practical", [variant()], (0, 2, 7), tmp_path / "out", fake)
+    result = grid.run("practical", [variant()], (0, 2, 7), tmp_path / "out", fake)
     entry = read(tmp_path / "out")["methods"]["FedAMP"]
     singles = [read(tmp_path / "out" / f"seed={s}")["methods"]["FedAMP"] for s in (0, 2, 7)]
     bmta = [single["bmta"] for single in singles]
@@ -68,12 +76,12 @@ def test_several_seeds_are_averaged(tmp_path):
 
 
 def test_several_settings_become_panels(tmp_path):
-    """A folder and a panel per setting; one setting and one seed keep the plain form and stand in the folder itself.
+    """Each setting has a folder and a panel; a single setting with a single seed is written to the folder itself.
 
     Failed when every variant was trained with the first one's options, and when a summary kept xi.
     """
     variants = [variant("10% dropped", drop_rate=0.1), variant("50% dropped", drop_rate=0.5)]
-    parts.run("practical", variants, (), tmp_path / "out", fake)
+    grid.run("practical", variants, (), tmp_path / "out", fake)
     summary = read(tmp_path / "out")
     assert summary["settings"]["drop_rate"] == [0.1, 0.5]
     found = {title: part["methods"]["FedAMP"] for title, part in summary["parts"].items()}
@@ -81,10 +89,10 @@ def test_several_settings_become_panels(tmp_path):
     assert found["10% dropped"]["xi"] is None
     assert (tmp_path / "out" / "panels.png").stat().st_size > 5000
     assert (tmp_path / "out" / "10-dropped" / "results.json").exists()
-    figure = fedamp_jax.plotting.panels(summary)
+    figure = plotting.panels(summary)
     assert [axes.get_title() for axes in figure.axes] == list(summary["parts"])
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
-    parts.run("practical", [variant()], (), tmp_path / "plain", fake)
+    grid.run("practical", [variant()], (), tmp_path / "plain", fake)
     assert "parts" not in read(tmp_path / "plain") and not list((tmp_path / "plain").glob("seed*"))
 
 
@@ -96,23 +104,24 @@ def test_a_folder_of_another_summary_is_refused(tmp_path):
     low, high, other = (variant(f"{rate:.0%} dropped", drop_rate=rate, resume=True) for rate in (0.1, 0.5, 0.3))
     for name, mine, theirs in (("a", ([low, high], ()), ([low, other], ())), ("b", ([low], (0, 1)), ([low], (0, 2)))):
         for _ in range(2):
-            parts.run("practical", *mine, tmp_path / name, fake)
+            grid.run("practical", *mine, tmp_path / name, fake)
         with pytest.raises(ValueError, match="holds another run"):
-            parts.run("practical", *theirs, tmp_path / name, fake)
+            grid.run("practical", *theirs, tmp_path / name, fake)
     with pytest.raises(ValueError, match="seeds must differ"):
-        parts.run("practical", [low], (0, 0), tmp_path / "new", fake)
+        grid.run("practical", [low], (0, 0), tmp_path / "new", fake)
 
 
 def test_drop_rates_that_hardly_differ():
-    """Each has a title of its own. Failed with titles in whole percent, which were refused as the same twice."""
+    """Each has its own title. Failed with titles in whole percent, which were refused as given twice."""
     rates = (0.1, 0.101, 0.104, 0.07)
-    variants = common.variants_of(common.Command(drop_rate=rates), "practical")
+    variants = fedamp_paper.variants_of(fedamp_paper.Command(drop_rate=rates), "practical")
     assert [v.title for v in variants] == ["10% dropped", "10.1% dropped", "10.4% dropped", "7% dropped"]
     assert tables._conditions(vars(variants[1].options)) == "10.1% dropped"
 
 
+@pytest.mark.slow
 def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
-    """The real thing, two drop rates, from the command line; the paper's values only stand beside the paper's setting.
+    """Two drop rates from the command line; the paper's values are shown only for the paper's settings.
 
     Failed when `--drop-rate` reached the driver as a list, and when a run with dropped clients got Table 3's values.
     """
@@ -126,55 +135,114 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
     for name in ("history.csv", "convergence.png", "accuracy.png", "report.html"):
         assert (out / "50-dropped" / name).stat().st_size > 0
     assert "panels" not in {p.stem for p in (out / "50-dropped").iterdir()}
-    disturbed = common.variants_of(common.Command(dataset="mnist", drop_rate=(0.3,)), "practical")[0].options
-    monkeypatch.setattr(fedamp_jax.data, "federation", lambda *a, **k: small())
-    monkeypatch.setattr(common, "make_task", lambda *a: None)
-    monkeypatch.setattr(common, "make_algorithms", lambda *a: {})
+    dropped_out = fedamp_paper.variants_of(fedamp_paper.Command(dataset="mnist", drop_rate=(0.3,)), "practical")[
+        0
+    ].options
+    monkeypatch.setattr(fedamp_jax.data, "federation", lambda *a, **k: small_federation())
+    monkeypatch.setattr(fedamp_paper, "make_task", lambda *a: None)
+    monkeypatch.setattr(fedamp_paper, "make_algorithms", lambda *a: {})
     seen = []
-    monkeypatch.setattr(runner, "train_methods", lambda *a, **k: seen.append(a[6]) or {})
-    monkeypatch.setattr(outputs, "write_files", lambda *a: None)
-    common.execute("practical", "practical", disturbed, tmp_path)
-    common.execute(
-        "practical", "practical", common.variants_of(common.Command(dataset="mnist"), "practical")[0].options, tmp_path
-    )
+    monkeypatch.setattr(fedamp_paper, "train_methods", lambda *a, **k: seen.append(a[6]) or {})
+    monkeypatch.setattr(run_folder, "write_files", lambda *a: None)
+    fedamp_paper.execute("practical", dropped_out, tmp_path)
+    plain = fedamp_paper.variants_of(fedamp_paper.Command(dataset="mnist"), "practical")[0].options
+    fedamp_paper.execute("practical", plain, tmp_path)
     assert seen[0] == {} and seen[1]["FedAMP"] == 97.59
 
 
-def test_local_steps_of_ones_own():
-    """Options of the local steps reach the solver, and such a run is none of the paper's tables.
+def test_options_of_local_training():
+    """They reach the solver, and a run with them is not in the paper's tables.
 
-    Failed when `keep_optimizer` or `optimizer` was not handed on, and when only the drop rate was looked at.
+    Failed when `keep_optimizer` or `optimizer` was not passed on, and when only the drop rate was checked.
     """
     own = {
         "optimizer": "sgd", "learning_rate": 0.5, "epochs_range": (1, 3), "batch_size": 7, "keep_optimizer": True,
         "chunk": 2,
     }  # fmt: skip
-    solver = common.make_solver(common.Options(**own))
-    assert (solver.epochs, solver.batch_size, solver.keep_optimizer, solver.chunk) == ((1, 3), 7, True, 2)
+    solver = fedamp_paper.make_solver(fedamp_paper.Options(**own))
+    assert (solver.epochs, solver.batch_size, solver.keep_optimizer) == ((1, 3), 7, True)
     step, _ = solver.optimizer.update(np.full(2, 3.0), solver.optimizer.init(np.ones(2)))
     np.testing.assert_allclose(step, -1.5)  # SGD's; Adam's first step is -0.5
-    assert settings.as_in_tables(vars(common.Options()))
-    assert not any(settings.as_in_tables(vars(common.Options(**o))) for o in ({"epochs": 5}, {"optimizer": "sgd"}))
+    assert paper_values.as_in_tables(vars(fedamp_paper.Options()))
+    assert not any(
+        paper_values.as_in_tables(vars(fedamp_paper.Options(**o))) for o in ({"epochs": 5}, {"optimizer": "sgd"})
+    )
+
+
+def test_placements():
+    """All devices, those of --devices, one, or the host's memory; --chunk reaches each.
+
+    Failed when --chunk was lost for several devices, and when --offload spread the clients as well.
+    """
+
+    def placed(**changes):
+        return devices.placement_for(fedamp_paper.Options(chunk=3, **changes))
+
+    assert placed(devices=1) == Placement(chunk=3)
+    assert placed() == OnMesh(mesh=client_mesh(8), chunk=3) and placed(devices=4).devices == 4
+    assert placed(offload=True) == InHostMemory(device=jax.devices()[0], chunk=3)
+
+
+@pytest.mark.slow
+def test_offload_on_the_command_line(tmp_path, monkeypatch, capsys):
+    """`--offload` reports what it takes, and gives the same results in a folder of the same name."""
+    results = []
+    for name, options in (("here", ()), ("there", ("--offload", "--chunk", "5"))):
+        arguments = ("--rounds", "1", "--epochs", "1", "--methods", "Separate", "--out", tmp_path / name, *options)
+        command(monkeypatch, practical, *arguments)
+        results.append(read(tmp_path / name))
+        assert ("on the device at a time" in capsys.readouterr().out) == bool(options)
+    here, there = results
+    assert here["settings"] == there["settings"]
+    np.testing.assert_allclose(here["methods"]["Separate"]["loss"], there["methods"]["Separate"]["loss"], rtol=1e-5)
+
+
+def test_estimates_are_printed_before_a_run_on_several_devices(capsys):
+    """Failed when only offloading reported what it takes."""
+    task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
+    algorithm = fedamp_jax.separate(task, fedamp_paper.make_solver(variant().options))
+    devices.print_estimate(algorithm, small_federation().train, OnMesh(mesh=client_mesh(2)))
+    assert "2 device(s) of 2 client(s)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_sweep_is_made_of_runs(monkeypatch):
+    """A sigma of the sweep gives what `fedamp_jax.run` gives, with clients that drop out.
+
+    Failed with the same clients in every round, and with keys of its own in place of those of `run`.
+    """
+    federation, grid_of = small_federation(), {"FedAMP": (0.5, 50.0), "HeurFedAMP": (10.0,)}
+    monkeypatch.setattr(paper_values, "SIGMA_GRID", grid_of)
+    own = fedamp_paper.finish(fedamp_paper.Options(rounds=3, epochs=2, learning_rate=0.05, drop_rate=0.3), "practical")
+    task, solver = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,)), fedamp_paper.make_solver(own)
+    rows = sweep.sweep_sigma("practical", own, federation, task, solver)
+    assert {name: tuple(row["sigma"]) for name, row in rows.items()} == grid_of
+    algorithm = fedamp_jax.fedamp(task, solver, sigma=50.0, self_weight=0.5)
+    share = fedamp_jax.Participation(drop_rate=0.3)
+    plain = fedamp_jax.run(task, algorithm, *federation[:2], rounds=3, participation=share, progress=False)
+    assert rows["FedAMP"]["bmta"][1] == pytest.approx(100 * plain.accuracy.mean(axis=1).max())
+    found = metrics.in_group_weight(plain.xi, federation.groups)
+    np.testing.assert_allclose(rows["FedAMP"]["in_group_weight"][1], found, rtol=1e-4)
 
 
 def test_results_list_clients_by_id():
-    """Whatever the order of the rows: accuracies, weights in both directions, and who was rejected.
+    """Whatever the order of the rows: accuracies, weights in both directions, and which clients were rejected.
 
     Failed when xi's columns stayed where they were.
     """
     xi = np.arange(9.0).reshape(3, 3)
     rows = fedamp_jax.Run(None, accuracy=np.array([[0.2, 0.0, 0.1]]), rejected=np.array([2, 0, 1]), xi=xi)
-    found = runner.by_id(rows, np.array([2, 0, 1]))
+    found = train.by_id(rows, np.array([2, 0, 1]))
     assert found.accuracy.tolist() == [[0.0, 0.1, 0.2]] and found.rejected.tolist() == [0, 1, 2]
     assert found.xi.tolist() == [[4, 5, 3], [7, 8, 6], [1, 2, 0]]
-    clients = common.load(common.Options(), "practical")
+    clients = fedamp_paper.load(fedamp_paper.Options(), "practical")
     assert clients.train.id[1] != 1 and clients.groups[1] == clients.train.id[1] // 4
 
 
-def test_resume_goes_on_with_what_is_missing(tmp_path, monkeypatch):
-    """Interrupted in the second part: --resume trains that one only, and the result is that of an undisturbed run.
+def test_resume_trains_what_is_missing(tmp_path, monkeypatch):
+    """Interrupted in the second part: --resume trains that one only, and the result is that of an uninterrupted run.
 
-    Failed when every part started anew, and when a part's finished methods were taken from another part.
+    Failed when every part was trained again, and when a part's finished methods were taken from another part.
     """
     arguments = (*SHORT, "--methods", "Separate", "--seeds", "0", "1", "--out")
     real, calls = fedamp_jax.run, []
@@ -205,23 +273,23 @@ def contents(folder):
     ("variants", "seeds"), [([""], ()), ([""], (0, 1)), (["a", "b"], ()), (["a", "b"], (0, 1))],
     ids=["one run", "seeds", "settings", "settings and seeds"],
 )  # fmt: skip
-def test_nothing_is_run_again_unasked(variants, seeds, tmp_path):
-    """Without --resume, a folder that holds results or some parts of them stays as it is; with it, all goes on.
+def test_nothing_is_trained_again_without_resume(variants, seeds, tmp_path):
+    """Without --resume, a folder that holds results or some of their parts stays as it is; with it, the run continues.
 
-    Failed when the results were made anew, and when each part looked into its own folder only.
+    Failed when the results were overwritten, and when each part checked its own folder only.
     """
 
     def train(options, folder):
-        outputs.open_folder(folder, options, "practical")
+        run_folder.open_folder(folder, options, "practical")
         return fake(options, folder)
 
     def run(resume):
         each = [variant(title, drop_rate=0.1 * i, resume=resume) for i, title in enumerate(variants)]
-        parts.run("practical", each, seeds, tmp_path / "out", train)
+        grid.run("practical", each, seeds, tmp_path / "out", train)
 
     def refused():
         before = contents(tmp_path / "out")
-        with pytest.raises(ValueError, match="go on with --resume"):
+        with pytest.raises(ValueError, match="continue with --resume"):
             run(resume=False)
         assert contents(tmp_path / "out") == before
 
@@ -235,26 +303,26 @@ def test_nothing_is_run_again_unasked(variants, seeds, tmp_path):
     run(resume=True)
 
 
-def test_checkpoints_are_not_removed_unasked(tmp_path, monkeypatch, capsys):
-    """Of a run that has no results yet, too. Failed when the same command without --resume removed them."""
+def test_checkpoints_are_not_removed_without_resume(tmp_path, monkeypatch, capsys):
+    """Even if there are no results yet. Failed when the same command without --resume removed them."""
     saved = tmp_path / "out" / "checkpoints" / "FedAvg" / "7"
     saved.mkdir(parents=True)
     for main in (practical, faulty.main):
         with pytest.raises(SystemExit) as stopped:
             command(monkeypatch, main, *SHORT, "--methods", "FedAvg", "--out", tmp_path / "out")
-        assert stopped.value.code == 2 and "go on with --resume" in capsys.readouterr().err
+        assert stopped.value.code == 2 and "continue with --resume" in capsys.readouterr().err
     assert saved.exists()
 
 
-def test_every_method_has_a_name_in_the_settings():
+def test_every_method_is_in_the_list_of_methods():
     """In the order of the tables. Failed with FedRecon left out."""
     task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
-    made = common.make_algorithms("practical", variant().options, small(), task)
-    assert tuple(made) == settings.METHODS
+    made = fedamp_paper.make_algorithms("practical", variant().options, small_federation(), task)
+    assert tuple(made) == tuple(METHODS) and set(METHODS) <= set(plotting._STYLES)
 
 
 def other_run(tmp_path):
-    fake(common.finish(common.Options(rounds=7), "practical"), tmp_path / "other")
+    fake(fedamp_paper.finish(fedamp_paper.Options(rounds=7), "practical"), tmp_path / "other")
     return tmp_path / "other"
 
 
@@ -282,39 +350,44 @@ BAD = {
     "no attacks": (faulty.main, ("--attacks",), "--attacks needs at least one value"),
     "no CIFAR-10 groups": (practical, ("--dataset", "cifar10", "--data-dir", "/nowhere"), "has no groups"),
     "no groups of faulty": (faulty.main, ("--dataset", "cifar10", "--data-dir", "/nowhere"), "experiments/iid.py"),
-    "sweep of seeds": (practical, ("--sigma-sweep", "--seeds", "0", "1"), "--sigma-sweep is of one seed"),
+    "sweep of seeds": (practical, ("--sigma-sweep", "--seeds", "0", "1"), "--sigma-sweep is for a single seed"),
     "offload and devices": (practical, ("--offload", "--devices", "2"), "--offload is for one device: leave out"),
     "drop rate twice": (practical, ("--drop-rate", "0.1", "0.1"), "must differ, got 10% dropped, 10% dropped"),
     "out is a file": (practical, ("--quick", "--out", no_json), "is a file; give a folder"),
     "out is in a file": (practical, ("--quick", "--out", lambda p: no_json(p) / "a" / "b"), "x.json is a file"),
     "paper of PFLEGO": (degrees.main, ("--methods", "paper"), "'all', got 'paper'"),
     "paper of variants": (ablation.main, ("--methods", "paper"), "'all', got 'paper'"),
-    "no clients": (degrees.main, ("--clients", "0"), "clients must be at least 1"),
-    "turned digits": (omniglot.main, ("--rotations", "pooled"), "--rotations pooled is for --dataset omniglot"),
-    "same shares": (faulty.main, ("--shares", "0.1", "0.12"), "--shares 0.1 and 0.12 are 2 of 20 clients both"),
-    "share of nobody": (faulty.main, ("--shares", "0.01"), "--shares 0.01 is none of 20 clients"),
+    "no clients": (degrees.main, ("--clients", "0"), "--clients must be at least 1"),
+    "rotated digits": (omniglot.main, ("--rotations", "pooled"), "--rotations pooled is for --dataset omniglot"),
+    "same shares": (faulty.main, ("--shares", "0.1", "0.12"), "--shares 0.1 and 0.12 are both 2 of 20 clients"),
+    "share of no client": (faulty.main, ("--shares", "0.01"), "--shares 0.01 is none of 20 clients"),
     "other Ks": (convergence.main, ("--out", other_run), "experiment: 'practical' there, 'convergence' now"),
     "lacking versions": (tables.main, (without_versions,), "old.json is not one of our result files: it has no"),
     "unknown method": (practical, ("--methods", "FedAPM"), "did you mean 'fedamp'"),
-    "drop rate 1": (practical, ("--drop-rate", "1.0"), "drop_rate must be in [0, 1)"),
-    "no rounds": (practical, ("--rounds", "0"), "rounds must be at least 1"),
+    "drop rate 1": (practical, ("--drop-rate", "1.0"), "--drop-rate must be in [0, 1)"),
+    "no rounds": (practical, ("--rounds", "0"), "--rounds must be at least 1"),
     "no data": (practical, ("--dataset", "mnist", "--data-dir", "/nowhere"), "/nowhere/mnist.npz"),
     "other run": (practical, ("--quick", "--methods", "FedAvg", "--out", other_run), "rounds: 7 there, 3 now"),
     "other files": (practical, ("--quick", "--methods", "FedAvg", "--out", other_files), "holds other files"),
-    "seed twice": (practical, ("--seeds", "1", "1"), "seeds must differ"),
-    "no method of PFLEGO": (degrees.main, ("--methods", "FedAMP"), "methods must be one of"),
-    "tau 1": (degrees.main, ("--tau", "1"), "tau must be at least 2"),
+    "seed twice": (practical, ("--seeds", "1", "1"), "--seeds must differ"),
+    "no examples in a step": (practical, ("--batch-size", "0"), "--batch-size must be at least 1"),
+    "epochs backwards": (practical, ("--epochs-range", "5", "2"), "--epochs-range needs LOW HIGH, got 5 2"),
+    "no chunk": (practical, ("--chunk", "0"), "--chunk must be at least 1"),
+    "sigma 0": (practical, ("--sigma", "0"), "--sigma must be greater than 0"),
+    "nobody takes part": (practical, ("--participation", "0.05", "--drop-rate", "0.6"), "leaves none of 20"),
+    "no method of PFLEGO": (degrees.main, ("--methods", "FedAMP"), "--methods must be one of"),
+    "tau 1": (degrees.main, ("--tau", "1"), "--tau must be at least 2"),
     "too many clients": (degrees.main, ("--degrees", "none", "--clients", "400"), "fewer clients"),
     "no omniglot": (omniglot.main, ("--dataset", "omniglot", "--data-dir", "/nowhere"), "/nowhere/omniglot.npz"),
     "one K": (convergence.main, ("--rounds", "10"), "two values of K"),
     "no result": (tables.main, ("/nowhere",), "/nowhere does not exist"),
-    "no JSON": (tables.main, (no_json,), "is no JSON"),
+    "no JSON": (tables.main, (no_json,), "is not valid JSON"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_told_in_words(case, tmp_path, monkeypatch, capsys):
-    """Exit code 2 and a message that says what is wrong, no traceback; nothing is left behind.
+def test_bad_input_gives_a_message(case, tmp_path, monkeypatch, capsys):
+    """Exit code 2 and a message that says what is wrong, no traceback; nothing is written.
 
     Failed when FileNotFoundError came through, and when `--rounds 0` meant the default.
     """

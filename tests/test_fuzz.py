@@ -1,4 +1,4 @@
-"""Whatever comes in, a public function works, or raises a ValueError or TypeError that names the argument.
+"""Whatever comes in, a public function works, or refuses it by name and says what it expects.
 
 200 cases by default; 2,400 with `HYPOTHESIS_PROFILE=nightly`. Only the last two tests compile anything, once: their
 cases share one shape.
@@ -6,6 +6,7 @@ cases share one shape.
 
 import functools
 import os
+import re
 
 import hypothesis
 import jax
@@ -17,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedamp_jax
-from fedamp_jax import Solver, checkpoint, data, metrics, report
+from fedamp_jax import Participation, Placement, Solver, data, metrics
 from fedamp_jax.data import partition
+from fedamp_jax.driver import checkpoint
+from fedamp_jax.experiments import report
 from tests.registry import CLASSES, FEATURES, tiny_task
 
 CASES = {"ci": 1, "nightly": 12}[os.environ.get("HYPOTHESIS_PROFILE", "ci")]
@@ -31,14 +34,37 @@ def cases(count):
                                derandomize=CASES == 1, database=None)  # fmt: skip
 
 
+EXPECTED = re.compile(
+    r"\bmust (be|have|hold|list|differ|name|not|map)\b|\bneeds?\b|\ballows\b|, but\b|at least one"
+    r"|: (map|remove|give|fill|use|increase|convert|enlarge|every|each)\b|is not an array|call it, such as"
+    r"|no .* samples|lists a client twice"
+)
+"""How a message says what is expected of an argument. Python's own, such as "'<=' not supported", never do."""
+
+
 def attempt(call, *names):
-    """What `call` returns; None if it refuses with an error that says one of the names."""
+    """What `call` returns; None if it refuses, in words that name one of the arguments and say what it should be."""
     try:
         return call()
     except (ValueError, TypeError) as error:
-        text = f"{type(error).__name__} without a name: {error}"
-        assert any(name in str(error) for name in names), text  # noqa: PT017
+        said = f"{type(error).__name__}: {error}"
+        assert any(re.search(rf"(^|\W){re.escape(name)}", str(error)) for name in names), said  # noqa: PT017
+        assert EXPECTED.search(str(error)), said  # noqa: PT017
         return None
+
+
+def test_an_error_of_pythons_own_is_no_refusal():
+    """That `attempt` does not take any error that happens to have an argument's name in it for the intended one."""
+
+    def epochs():
+        return None <= 3
+
+    def named():
+        raise TypeError("bad operand type for epochs: 'NoneType'")
+
+    for call in (epochs, named):
+        with pytest.raises(AssertionError, match="TypeError: "):
+            attempt(call, "epochs", "'<='")
 
 
 seeds = st.integers(0, 2**32 - 1)
@@ -123,7 +149,7 @@ def test_from_table(column, seed, order, short):
 @given(seeds, st.integers(0, 20), st.integers(0, 20), st.integers(1, 4), st.integers(0, 8), rarely(junk),
        st.sampled_from(["iid", "iid", "pathological", "degrees", "dirichlet"]))  # fmt: skip
 def test_partitions(seed, n, n_test, classes, clients, extra, how):
-    """Everybody gets something, nothing is dealt twice. Failed without the check for clients that get nothing."""
+    """Each client gets something, nothing is assigned twice. Failed without the check for clients that get nothing."""
     rng = np.random.default_rng(seed)
     y, y_test = rng.integers(0, classes, n), rng.integers(0, classes + 1, n_test)
     more = () if how == "iid" else (2 if extra is None else extra,)
@@ -131,9 +157,9 @@ def test_partitions(seed, n, n_test, classes, clients, extra, how):
                    "classes_per_client", "alpha", "class ")  # fmt: skip
     if part is not None:
         for rows, size in ((part.train, n), (part.test, n_test)):
-            dealt = np.concatenate(rows)
-            assert len(rows) == clients and min(map(len, rows)) > 0 and len(np.unique(dealt)) == len(dealt)
-            assert dealt.min() >= 0 and dealt.max() < size
+            given_ = np.concatenate(rows)
+            assert len(rows) == clients and min(map(len, rows)) > 0 and len(np.unique(given_)) == len(given_)
+            assert given_.min() >= 0 and given_.max() < size
 
 
 @cases(15)
@@ -149,11 +175,15 @@ def test_natural(train, random, other):
 
 @cases(20)
 @given(junk, junk, junk, junk)
-def test_solver(epochs, batch_size, chunk, optimizer):
+def test_solver_and_placement(epochs, batch_size, chunk, other):
     """Failed without the check of a pair's length: "not enough values to unpack" for `epochs=()`."""
-    names = ("epochs", "batch_size", "chunk", "optimizer")
-    attempt(lambda: Solver(optax.sgd(0.1), epochs, batch_size, chunk=chunk), *names)
-    attempt(lambda: Solver(optimizer), "optimizer")
+    made = attempt(lambda: Solver(optax.sgd(0.1), epochs, batch_size), "epochs", "batch_size")
+    assert made is None or (1 <= made.epochs_range[0] <= made.max_epochs and made.batch_size >= 1)
+    assert attempt(lambda: Solver(other), "optimizer") is None
+    made = attempt(lambda: Placement(chunk=chunk), "chunk")
+    assert made is None or chunk is None or 1 <= made.side_by_side(10**6, 1) <= chunk
+    made = attempt(lambda: Placement(transmit=other), "transmit")
+    assert made is None or other is None
 
 
 FACTORIES = {
@@ -205,11 +235,19 @@ def test_metrics(seed, rounds, m, value, k):
 
 @cases(10)
 @given(st.integers(1, 30), junk, junk)
-def test_sample_online(m, participation, drop_rate):
+def test_participation(m, share, drop_rate):
     """Failed for `drop_rate=None`, as it was, with "'<=' not supported"."""
-    online = attempt(lambda: fedamp_jax.sample_online(jax.random.key(0), m, participation, drop_rate),
-                     "participation", "drop_rate")  # fmt: skip
-    assert online is None or online.shape == (m,)
+    staying = attempt(lambda: Participation(share, drop_rate).present(m), "participation", "drop_rate")
+    if staying is not None:
+        few = data_of(m)
+        assert 1 <= staying <= m
+        assert int(Participation(share, drop_rate).online(jax.random.key(0), few).sum()) == staying
+
+
+@functools.cache
+def data_of(m):
+    """So many clients of one example."""
+    return data.from_lists([np.zeros((1, 2))] * m, [[0]] * m)
 
 
 @cases(10)
@@ -254,7 +292,7 @@ def bucket(draw):
 @cases(15)
 @given(bucket(), st.integers(0, 2**31 - 1), st.sampled_from([1, 2]))
 def test_rounds(clients, seed, which):
-    """Any data that `from_lists` takes train without a NaN, and accuracies are shares.
+    """Any data that `from_lists` takes train without a NaN, and accuracies are whole numbers of examples.
 
     Failed when clients that are offline trained as well.
     """
@@ -266,7 +304,9 @@ def test_rounds(clients, seed, which):
     accuracy = fedamp_jax.evaluate(task, algorithm.personalize(jax.random.key(0), state, clients), clients)
     assert not np.asarray(info.rejected).any() and all(np.isfinite(a).all() for a in jax.tree.leaves(state))
     assert ((np.asarray(info.epochs) > 0) == np.asarray(clients.online)).all()
-    assert ((accuracy >= 0) & (accuracy <= 1)).all()
+    right = np.asarray(accuracy) * np.asarray(clients.size)
+    np.testing.assert_allclose(right, np.round(right), atol=1e-4)
+    assert (right <= np.asarray(clients.size) + 1e-4).all()
     if not clients.online.any():
         assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before[0]), jax.tree.leaves(state[0])))
 

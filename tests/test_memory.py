@@ -2,12 +2,15 @@
 
 import logging
 
+import chex
 import jax
-import numpy as np
 import pytest
 
-from fedamp_jax import driver, local, memory, sharding
-from fedamp_jax.memory import Need
+import fedamp_jax
+from fedamp_jax import Placement
+from fedamp_jax.driver import rounds
+from fedamp_jax.placement import OnMesh, client_mesh, memory
+from fedamp_jax.placement.memory import Need
 from tests.registry import federation, find, make
 
 FEDAMP = find("fedamp")
@@ -15,44 +18,54 @@ FEDAMP = find("fedamp")
 
 def two_rounds(algorithm, data):
     key = jax.random.key(0)
-    state = sharding.init(algorithm, key, data)
+    state = data.placement.init(algorithm, key, data)
     for k in range(2):
-        state, _ = driver.round(algorithm, state, data, jax.random.fold_in(key, k))
+        state, _ = fedamp_jax.round(algorithm, state, data, jax.random.fold_in(key, k))
     return state
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fewer_clients_side_by_side_where_memory_is_short(devices, monkeypatch):
-    """The chunk shrinks until the round fits, and the result is that of plenty. Failed when the limit was not looked at
-    in `chunk_size`, and when all clients were counted in place of a device's.
+    """The chunk shrinks until the round fits, and the result is that of plenty.
+
+    Failed when the limit was not looked at in `side_by_side`, and when all clients were counted in place of a device's.
     """
     _, algorithm = make(FEDAMP)
     data = federation()
-    data = data if devices == 1 else sharding.shard(data, sharding.client_mesh(devices))
+    data = data if devices == 1 else OnMesh(mesh=client_mesh(devices)).place(data)
     plenty = two_rounds(algorithm, data)
-    with sharding.over(data):
-        held, working = driver._need_of(algorithm, (plenty, data, jax.random.key(0)))
-    seen = []
-    chunk_size = local.chunk_size
-    monkeypatch.setattr(local, "chunk_size", lambda *args: seen.append(chunk_size(*args)) or seen[-1])
+    held, working = rounds.need_of(algorithm, plenty, data, jax.random.key(0), data.placement)
+    seen, fitting = [], Placement.fitting
+
+    def watched(self, need, rows):
+        def recorded(placement):
+            seen.append(placement.chunk)
+            return need(placement)
+
+        found = fitting(self, recorded, rows)
+        seen.append(found)
+        return found
+
+    monkeypatch.setattr(Placement, "fitting", watched)
     monkeypatch.setattr(memory, "room", lambda: held + working - 1)
     _, again = make(FEDAMP)
     short = two_rounds(again, data)
-    on_device = len(data.size) // devices
-    # Traced as it is, then until it fits.
-    assert seen[0] == on_device and seen == sorted(set(seen), reverse=True) and len(seen) in (2, 3)
-    for a, b in zip(jax.tree.leaves(plenty), jax.tree.leaves(short), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    *tried, used = seen[: len(seen) // 2]
+    assert seen[len(tried) + 1 :] == [*tried, used]  # the second round asks again, and compiles nothing for it
+    chunks = [*(chunk or len(data.size) // devices for chunk in tried), used.chunk]
+    assert tried[0] is None and len(tried) in (2, 3) and chunks == sorted(chunks, reverse=True)
+    assert used.chunk in (tried[-1], 1) and used.chunk < chunks[0]  # one client at a time is not tried: it has to do
+    chex.assert_trees_all_close(plenty, short, rtol=1e-5, atol=1e-6)
 
 
 def test_a_round_that_fits_compiles_once(monkeypatch, caplog):
-    """To look at what it takes costs no second compilation. Failed with shapes that had lost their placement."""
+    """To look at what it takes costs no second compilation. Failed with shapes that had lost where the arrays lie."""
     monkeypatch.setattr(memory, "room", lambda: 1 << 40)
     _, algorithm = make(FEDAMP)
-    data = sharding.shard(federation(), sharding.client_mesh(2))
+    data = OnMesh(mesh=client_mesh(2)).place(federation())
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         two_rounds(algorithm, data)
-    assert sum("Finished XLA compilation of jit(_round)" in line for line in caplog.messages) == 1
+    assert sum("Finished XLA compilation of jit(compiled_round)" in line for line in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -65,7 +78,7 @@ def test_a_round_that_fits_compiles_once(monkeypatch, caplog):
         (20, 10, 5, 1, [None]),
     ],
 )
-def test_side_by_side(base, each, room, expected, tried):
+def test_largest_chunk(base, each, room, expected, tried):
     """Failed when one client was let in that did not fit, for 0 where nothing fits, and with the first estimate."""
     seen = []
 
@@ -73,29 +86,29 @@ def test_side_by_side(base, each, room, expected, tried):
         seen.append(chunk)
         return Need(10, base + each * (chunk or 8))
 
-    assert memory.side_by_side(taken, 8, room) == expected and seen == tried
+    assert memory.largest_chunk(taken, 8, room) == expected and seen == tried
 
 
 def test_a_compiler_that_refuses(monkeypatch):
     """As a TPU's where a program is too large. Failed when no smaller chunk was tried, and when every round did."""
     _, algorithm = make(FEDAMP)
-    real, refused = driver._round, []
+    real, refused = rounds.compiled_round, []
 
     class Picky:
-        def lower(self, *args):
-            if local.fitting.value is None or local.fitting.value > 2:
-                refused.append(local.fitting.value)
+        def lower(self, algorithm, state, data, key):
+            if data.placement.chunk is None or data.placement.chunk > 2:
+                refused.append(data.placement.chunk)
                 return self
-            return real.lower(*args)
+            return real.lower(algorithm, state, data, key)
 
         def compile(self):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
 
-        def __call__(self, *args):
-            assert local.fitting.value == 2
-            return real(*args)
+        def __call__(self, algorithm, state, data, key):
+            assert data.placement.chunk == 2
+            return real(algorithm, state, data, key)
 
-    monkeypatch.setattr(driver, "_round", Picky())
+    monkeypatch.setattr(rounds, "compiled_round", Picky())
     monkeypatch.setattr(memory, "room", lambda: 1 << 40)
     two_rounds(algorithm, federation())
     assert refused == [None, 4]
@@ -111,12 +124,29 @@ def test_out_of_memory_says_what_to_do(monkeypatch):
 
     key = jax.random.key(0)
     state = algorithm.init(key, data)
-    real = driver._round
-    exhausted.lower = real.lower
-    monkeypatch.setattr(driver, "_round", exhausted)
+    exhausted.lower = rounds.compiled_round.lower
+    monkeypatch.setattr(rounds, "compiled_round", exhausted)
     status = "RESOURCE_EXHAUSTED"
-    with pytest.raises(MemoryError, match=r"A round takes .* GiB .*chunk=.*--chunk.*allocate 99 bytes\)$"):
-        driver.round(algorithm, state, data, key)
+    with pytest.raises(MemoryError, match=r"A round takes .* GiB .*Placement\(chunk=.*--chunk.*allocate 99 bytes\)$"):
+        fedamp_jax.round(algorithm, state, data, key)
     status = "INTERNAL"
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        driver.round(algorithm, state, data, key)
+        fedamp_jax.round(algorithm, state, data, key)
+
+
+def test_a_chunk_that_was_asked_for_is_kept(monkeypatch):
+    """Whatever the device's memory. Failed when only `Placement()` was left alone."""
+    monkeypatch.setattr(memory, "room", lambda: 1)
+    place = Placement(chunk=3)
+    assert place.fitting(lambda placement: pytest.fail("nothing to find out"), 8) is place
+
+
+@pytest.mark.parametrize(("platform", "parameters", "expected"), [
+    ("gpu", 10, 8), ("gpu", 10**9, 8), ("cpu", 10, 8), ("cpu", 1 << 18, 2), ("cpu", 10**9, 1),
+])  # fmt: skip
+def test_side_by_side_on_a_platform(platform, parameters, expected, monkeypatch):
+    """All clients on an accelerator; on a CPU as many as fit its cache. Failed with the cache's size on both."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    assert Placement().side_by_side(8, parameters) == expected
+    assert Placement().side_by_side(8, parameters, at_most=1) == 1
+    assert Placement(chunk=3).side_by_side(8, parameters) == 3 and Placement(chunk=30).side_by_side(8, parameters) == 8

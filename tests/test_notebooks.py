@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and what is committed is what a run gave."""
+"""The notebooks run from top to bottom, and the committed outputs are those of such a run."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,13 @@ def read(name):
     return nbformat.read(FOLDER / name, as_version=4)
 
 
-def said(notebook):
+def printed(notebook):
     """What its cells printed and returned as text."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return "".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
@@ -36,7 +37,9 @@ def test_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     assert not errors
     pictures = [o for cell in notebook.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
     assert len(pictures) >= 2
-    scores = [[float(n) for n in re.findall(r"(?:BMTA|sigma \S+:) +([\d.]+)", said(n))] for n in (notebook, read(name))]
+    scores = [
+        [float(n) for n in re.findall(r"(?:BMTA|sigma \S+:) +([\d.]+)", printed(n))] for n in (notebook, read(name))
+    ]
     assert len(scores[0]) >= 2
     assert scores[0] == pytest.approx(scores[1], abs=0.5)
     if name == "fedamp_jax_tpu.ipynb":
@@ -49,9 +52,10 @@ def test_outputs_are_those_of_a_whole_run(name):
     cells = [cell for cell in read(name).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert all(o.output_type != "error" for cell in cells for o in cell.outputs)
-    assert sum(len(str(cell.outputs)) for cell in cells) < 2_000_000  # a repository is no place for films
-    assert "Device(id=0)" in said(read(name))
+    assert sum(len(str(cell.outputs)) for cell in cells) < 2_000_000  # no animations
+    assert "Device(id=0)" in printed(read(name))
 
 
 def test_both_are_there():
+    """Failed for one that was renamed, which no other test missed."""
     assert NAMES == ["fedamp_jax_tpu.ipynb", "sweep.ipynb"]

@@ -1,4 +1,4 @@
-"""PFLEGO's experiments: who has which classes and labels, rotations, what is measured and how it is scored."""
+"""PFLEGO's experiments: classes and labels of the clients, rotations, what is measured and how it is scored."""
 
 import jax
 import jax.numpy as jnp
@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 
 import fedamp_jax
-from tests.miniature import command, read, small
-
-import degrees  # isort: skip
-import omniglot  # isort: skip
-import pflego_common  # isort: skip
-import runner  # isort: skip
+from fedamp_jax.experiments import degrees, omniglot, pflego_paper, train
+from tests.small_experiments import command, read, small_federation
 
 
+@pytest.mark.slow
 def test_the_last_rounds_are_scored_one_by_one(tmp_path, monkeypatch):
-    """12 rounds, evaluated every 10: the last ten are all there, and equal those of a run evaluated in every round.
+    """12 rounds, evaluated every 10: the last ten are all evaluated, and equal those of a run evaluated in every round.
 
-    Failed when the second leg started anew.
+    Failed when the second leg started from the beginning.
     """
     common_ = ("--degrees", "high", "--clients", "6", "--tau", "3", "--rounds", "12", "--methods", "PFLEGO")
     common_ += ("--measure", "shared")
@@ -34,7 +31,7 @@ def test_the_last_rounds_are_scored_one_by_one(tmp_path, monkeypatch):
 def test_confidence_interval_of_the_last_rounds():
     """By hand: 1.96 s / sqrt(M) of each round, averaged. Failed with s over rounds, and with n in place of n - 1."""
     accuracy = np.array([[0.0, 0.0], [90.0, 94.0], [80.0, 80.0]])
-    score = runner.last_rounds(accuracy, 2)
+    score = train.last_rounds(accuracy, 2)
     half = 1.96 * np.sqrt(8.0) / np.sqrt(2)
     assert score == pytest.approx({"mean": 86.0, "ci95": half / 2, "rounds": 2})
 
@@ -55,17 +52,17 @@ def test_degrees_and_labels(degree, held):
 
 
 def test_measuring_after_local_training():
-    """`--measure local`: bodies stay the server's, heads get tau - 1 steps; `shared` leaves the models alone.
+    """`--measure local`: bodies stay the server's, heads take tau - 1 steps; `shared` does not change the models.
 
     Failed when the steps went into the body, and when only those online were trained.
     """
-    train = small().train
+    train = small_federation().train
     task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
     key = jax.random.key(0)
     got = {}
     for measure in ("local", "shared"):
-        options = pflego_common.Options(measure=measure, tau=20, client_rate=0.5)
-        algorithm = pflego_common.make_algorithms(options, task, ("PFLEGO",))["PFLEGO"]
+        options = pflego_paper.Options(measure=measure, tau=20, client_rate=0.5)
+        algorithm = pflego_paper.make_algorithms(options, task, ("PFLEGO",))["PFLEGO"]
         offline = train._replace(online=jnp.zeros(4, bool))
         got[measure] = algorithm.personalize(key, algorithm.init(key, train), offline)
     same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), got["local"].params, got["shared"].params)
@@ -86,8 +83,8 @@ def omniglot_pool():
     return fedamp_jax.data.Omniglot("omniglot", x, alphabet, character, np.tile(np.arange(20), 3))
 
 
-def turns_in_training(federation):
-    """Of all test images, how many are in training in one of the four turns; images of training."""
+def rotations_in_training(federation):
+    """How many test images are in training in one of the four rotations, and the number of training images."""
     train = {img.tobytes() for x, n in zip(federation.train.x, federation.train.size) for img in np.asarray(x[:n])}
     tests = [np.asarray(img) for x, n in zip(federation.test.x, federation.test.size) for img in x[:n]]
     return sum(any(np.ascontiguousarray(np.rot90(i, k)).tobytes() in train for k in range(4)) for i in tests), len(
@@ -96,28 +93,29 @@ def turns_in_training(federation):
 
 
 def test_omniglot_rotations():
-    """Turned copies in training only, of nothing that is tested; pooled, as the authors', mixes them.
+    """Rotated copies are in training only, and of no test image; `pooled`, as in the authors' program, mixes them.
 
-    Failed when the copies were made before the split, and with labels repeated image by image instead of turn by turn.
+    Failed when the copies were made before the split, and with labels repeated image by image, not by rotation.
     """
     source = omniglot_pool()
     train, pooled, plain = (omniglot.alphabets(source, how, seed=0) for how in ("train", "pooled", "none"))
     assert train.train.classes.tolist() == [2, 1]
-    assert [turns_in_training(f) for f in (train, plain)] == [(0, 180), (0, 45)]
-    assert turns_in_training(pooled)[0] > 30 and pooled.test.size.tolist() == [40, 20]
+    assert [rotations_in_training(f) for f in (train, plain)] == [(0, 180), (0, 45)]
+    assert rotations_in_training(pooled)[0] > 30 and pooled.test.size.tolist() == [40, 20]
     labels = {img.tobytes(): int(c) - 1 for img, c in zip(source.x, source.character)}
     for img, y in zip(np.asarray(train.train.x[0]), np.asarray(train.train.y[0])):
         upright = [labels[t] for k in range(4) if (t := np.ascontiguousarray(np.rot90(img, k)).tobytes()) in labels]
         assert upright == [y]
 
 
+@pytest.mark.slow
 def test_omniglot_without_data(tmp_path, monkeypatch):
-    """The stand-in: 2 to 5 classes, labels of each client's own, test labels seen in training; and it runs.
+    """The substitute: 2 to 5 classes, each client's own labels; and it runs.
 
     Failed when classes beyond a client's number were kept.
     """
     source = fedamp_jax.data.load("digits")
-    train, test, _ = omniglot.stand_in(source, seed=0)
+    train, test, _ = omniglot.digits_substitute(source, seed=0)
     assert sorted(set(train.classes.tolist())) == [2, 3, 4, 5]
     for part in (train, test):
         assert all(int(part.y[i, :n].max()) < c for i, (n, c) in enumerate(zip(part.size.tolist(), part.classes)))
@@ -127,7 +125,7 @@ def test_omniglot_without_data(tmp_path, monkeypatch):
     assert list(found["methods"]) == ["FedRecon"] and found["methods"]["FedRecon"]["paper"] is None
 
 
-def test_only_drawings_are_turned():
-    """Failed when a run on the digits, which are never turned, said that its training sets were."""
+def test_only_drawings_are_rotated():
+    """Failed when a run on the digits, which are never rotated, recorded that its training sets were."""
     of = {d: omniglot.variants_of(omniglot.Command(dataset=d))[0].options.rotations for d in ("digits", "omniglot")}
     assert of == {"digits": "none", "omniglot": "train"}

@@ -16,6 +16,8 @@ from fedamp_jax import launch
 from tests import process_worker
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
+
 WORKER = [str(ROOT / "tests" / "process_worker.py")]
 LAUNCH = [sys.executable, "-m", "fedamp_jax.launch"]
 
@@ -29,7 +31,8 @@ def run(*command, timeout=500):
 def alone():
     """Three rounds in this process, on one device."""
     train, test = (process_worker.clients(seed, range(process_worker.CLIENTS)) for seed in (0, 1))
-    return fedamp_jax.run(*process_worker.method(), train, test, rounds=3, participation=0.8, progress=False)
+    return fedamp_jax.run(*process_worker.method(), train, test, rounds=3,
+                          participation=process_worker.MOST, progress=False)  # fmt: skip
 
 
 def same(folder, alone):
@@ -53,8 +56,9 @@ def test_four_processes_with_their_own_data_equal_one(tmp_path, alone):
 
 
 def test_a_dead_process_ends_the_others_and_the_run_goes_on_later(tmp_path, alone):
-    """Process 1 is killed in round 3. Process 0, with nobody to watch over it, ends with an error; started again, both
-    go on from the last whole checkpoint to the uninterrupted result.
+    """Process 1 is killed in round 3. Process 0, which no launcher watches, ends with an error.
+
+    Started again, both continue from the last whole checkpoint to the uninterrupted result.
 
     Failed without the heartbeat: process 0 was still waiting after 80 seconds.
     """
@@ -78,7 +82,7 @@ def test_a_dead_process_ends_the_others_and_the_run_goes_on_later(tmp_path, alon
 
 
 def test_the_launcher_ends_what_is_left(tmp_path, monkeypatch, capfd):
-    """One process raises, the other would sleep for ever. Failed when only the first process was looked after."""
+    """One process raises, the other would sleep for ever. Failed when only the first process was watched."""
     script = tmp_path / "script.py"
     script.write_text("import jax, time\nif jax.process_index() == 1:\n    raise SystemExit(3)\ntime.sleep(1000)\n")
     monkeypatch.setattr(launch, "GRACE", 1.0)
@@ -144,7 +148,7 @@ def test_bad_command_lines(arguments, monkeypatch, capsys):
     (["--coordinator", "127.0.0.1:1", "experiments/practical.py"], "--process-id"),
     (["--processes", "2", "experiments/practical.py", "--quick", "--offload"], "--offload is for a single process"),
 ], ids=["no script", "no cluster", "half a cluster", "offload"])  # fmt: skip
-def test_errors_are_told_once_in_words(arguments, message):
+def test_errors_are_reported_once_in_words(arguments, message):
     """Failed with a traceback, in the last case with that of every process."""
     done = run(*LAUNCH, *arguments)
     assert done.returncode == 2 and done.stderr.count(message) == 1, done.stderr

@@ -1,5 +1,7 @@
 """What a method becomes when its numbers are set to the edge."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,22 +10,23 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Solver
-from tests.registry import federation, run_rounds, tiny_task
+from tests.registry import federation, initial, run_rounds, tiny_task
 
 TASK, LR = tiny_task(), 0.3
 SGD = Solver(optax.sgd(LR), epochs=2, batch_size=4)
+SEPARATE, FEDAVG = fedamp_jax.separate(TASK, SGD), fedamp_jax.fedavg(TASK, SGD)
 KEY = jax.random.key(2)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def models(algorithm, state, data):
+    return algorithm.personalize(KEY, state, data).params
 
 
 def personal(algorithm, data, rounds=3):
     state, _ = run_rounds(algorithm, data, rounds)
-    return np.concatenate(
-        [
-            np.asarray(a).reshape(a.shape[0], -1)
-            for a in jax.tree.leaves(algorithm.personalize(KEY, state, data).params)
-        ],
-        1,
-    )
+    leaves = jax.tree.leaves(models(algorithm, state, data))
+    return np.concatenate([np.asarray(a).reshape(a.shape[0], -1) for a in leaves], 1)
 
 
 def close(a, b):
@@ -33,27 +36,27 @@ def close(a, b):
 PAIRS = {
     "FedAMP, lam = 0 and xi = I, is Separate": (
         lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=1.0, lam=0.0),
-        lambda: fedamp_jax.separate(TASK, SGD),
+        lambda: SEPARATE,
     ),
     "HeurFedAMP, lam = 0 and xi = I, is Separate": (
         lambda: fedamp_jax.heurfedamp(TASK, SGD, sigma=1.0, self_weight=1.0, lam=0.0),
-        lambda: fedamp_jax.separate(TASK, SGD),
+        lambda: SEPARATE,
     ),
     "FedAMP from the personal models, lam = 0, is Separate": (
         lambda: fedamp_jax.fedamp(TASK, SGD, sigma=1.0, self_weight=0.1, lam=0.0, start="personal"),
-        lambda: fedamp_jax.separate(TASK, SGD),
+        lambda: SEPARATE,
     ),
     "FedProx, mu = 0, is FedAvg": (
         lambda: fedamp_jax.fedprox(TASK, SGD, mu=jnp.float32(0)),
-        lambda: fedamp_jax.fedavg(TASK, SGD),
+        lambda: FEDAVG,
     ),
     "APFL, alpha = 0, is FedAvg": (
         lambda: fedamp_jax.apfl(TASK, SGD, alpha=0.0, learning_rate=LR),
-        lambda: fedamp_jax.fedavg(TASK, SGD),
+        lambda: FEDAVG,
     ),
     "APFL, alpha = 1, is Separate": (
         lambda: fedamp_jax.apfl(TASK, SGD, alpha=1.0, learning_rate=LR),
-        lambda: fedamp_jax.separate(TASK, SGD),
+        lambda: SEPARATE,
     ),
 }
 
@@ -73,7 +76,7 @@ def test_one_group_of_equal_clients_is_fedavg():
     data = federation(sizes=(6,) * 8)
     amp = fedamp_jax.fedamp(TASK, SGD, sigma=1e9, self_weight=1 / 8, lam=0.0)
     average = personal(amp, data).mean(0)
-    close(np.broadcast_to(average, (8, len(average))), personal(fedamp_jax.fedavg(TASK, SGD), data))
+    close(np.broadcast_to(average, (8, len(average))), personal(FEDAVG, data))
 
 
 def test_ditto_without_pull_is_separate_beside_fedavg():
@@ -93,16 +96,14 @@ def test_ditto_without_pull_is_separate_beside_fedavg():
 def test_scaffold_of_one_client_is_sgd():
     """With one client c = c_i, and nothing is corrected. Failed with c added and c_i forgotten."""
     data = federation(sizes=(7,))
-    close(
-        personal(fedamp_jax.scaffold(TASK, SGD, learning_rate=LR), data), personal(fedamp_jax.separate(TASK, SGD), data)
-    )
+    close(personal(fedamp_jax.scaffold(TASK, SGD, learning_rate=LR), data), personal(SEPARATE, data))
 
 
 def test_pflego_with_one_step_is_gradient_descent_on_everything():
     """tau = 1, everybody online, heads weighted: psi <- psi - rho grad L(psi) of Eq. 1. Failed with I / r squared."""
     data, rho = federation(), 0.2
     algorithm = fedamp_jax.pflego(TASK, Solver(optax.sgd(1.0), epochs=1, batch_size=4), rho=rho, weigh_heads=True)
-    state = algorithm.init(jax.random.key(1), data)
+    state = initial(algorithm, jax.random.key(1), data)
     body, heads = state.model.body["body"], state.model.heads["head"]
 
     def objective(body, heads):
@@ -113,7 +114,7 @@ def test_pflego_with_one_step_is_gradient_descent_on_everything():
 
         return jnp.sum(jax.vmap(one)(heads, data.x, data.y, data.size))
 
-    expected = jax.tree.map(lambda w, g: w - rho * g, (body, heads), jax.grad(objective, (0, 1))(body, heads))
-    new, _ = algorithm.round(KEY, state, data)
+    expected = jax.tree.map(lambda w, g: w - rho * g, (body, heads), jax.jit(jax.grad(objective, (0, 1)))(body, heads))
+    new, _ = jax.jit(algorithm.round)(KEY, state, data)
     for a, b in zip(jax.tree.leaves((new.model.body["body"], new.model.heads["head"])), jax.tree.leaves(expected)):
         close(a, b)

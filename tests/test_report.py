@@ -1,5 +1,5 @@
-"""Report and figures from a results dictionary. Each docstring names a wrong implementation that the test was seen to
-catch; the assertions look at what a reader gets, not at pixels."""
+"""Report and figures from results. Each docstring names wrong implementations that the test has caught; the assertions
+are about what a reader sees, not about pixels."""
 
 import base64
 import csv
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import rich.console
 
-from fedamp_jax import plotting, report
+from fedamp_jax.experiments import plotting, report
 
 NAMES = ["Separate", "FedAvg", "FedAMP", "HeurFedAMP"]
 
@@ -94,7 +94,7 @@ def cells(page):
     return tables
 
 
-def test_the_table_says_what_was_measured(results):
+def test_the_table_shows_what_was_measured(results):
     """Fails if methods are sorted, if the difference has the wrong sign, or if a missing paper's value reads 0."""
     head, *rows = cells(report.html(results, {}))[0]
     assert head == [
@@ -112,8 +112,8 @@ def test_the_table_says_what_was_measured(results):
     assert rows[2] == ["FedAMP", "90.00", "89.00", "91.50", "-1.50", "4", "0.512", "2"]
 
 
-def test_without_any_value_of_the_paper_its_columns_go(results):
-    """Fails if the columns stay."""
+def test_without_the_papers_values_there_are_no_columns_for_them(results):
+    """Fails if the columns are shown."""
     results["methods"]["FedAMP"]["paper"] = None
     assert len(cells(report.html(results, {}))[0][0]) == 6
 
@@ -129,7 +129,7 @@ def test_p_values_and_gaps(results):
 
 
 def test_headline(results):
-    """Fails if the first method is taken for the best, or if the first round's weights stand for the last's."""
+    """Fails if the first method is taken for the best, or the first round's weights for the last's."""
     assert report.headline(results) == (
         "HeurFedAMP has the highest BMTA, 95.00% (round 4); FedAMP: 90.00%; Separate: 80.00%; FedAvg: 85.00%. "
         "Of the weight given to others, 75% in FedAMP and 75% in HeurFedAMP stays in the client's own group "
@@ -159,8 +159,8 @@ def test_everything_is_escaped(results, tmp_path):
     assert cells(page)
 
 
-def test_the_page_stands_alone(results, tmp_path):
-    """Fails if a figure is linked instead of embedded, or is not the file that lies beside the page."""
+def test_the_page_is_self_contained(results, tmp_path):
+    """Fails if a figure is linked instead of embedded, or differs from the file in the folder."""
     page = report.write(results, tmp_path).read_text()
     sources = re.findall(r'(?:src|href)="([^"]*)"', page)
     files = [tmp_path / f"{name}.png" for name in ("convergence", "accuracy", "xi", "groups")]
@@ -187,7 +187,7 @@ def test_extra_figures(results, tmp_path):
     assert (tmp_path / "b" / "report.html").read_text().count("data:image/png") == 7
 
 
-def test_what_is_not_there_is_left_out(results, tmp_path):
+def test_what_is_missing_is_left_out(results, tmp_path):
     """One method, one round, one client, no groups, no weights, nothing finite. Fails on an empty panel or table."""
     bare = method(50.0, clients=1, rounds=1, loss=None, rejected=None)
     results.update(methods={"Separate": bare}, clients=1, groups=None, wilcoxon={}, chance_in_group_weight=None)
@@ -222,10 +222,10 @@ def test_heat_map_masks_the_diagonal_and_sorts_by_group(results):
 
 
 def test_every_method_has_its_own_line(results):
-    """Fails if two of 15 known and 6 unknown methods look alike, or if a method's look depends on who else is there."""
+    """Fails if two of 15 known and 6 unknown methods look alike, or if a method's look depends on the other methods."""
     known = list(plotting._STYLES)
-    everybody = [*known, *"ABCDEF"]
-    looks = {name: plotting._style(name, everybody) for name in everybody}
+    all_names = [*known, *"ABCDEF"]
+    looks = {name: plotting._style(name, all_names) for name in all_names}
     assert len(set(looks.values())) == len(looks)
     assert all(plotting._style(name, [name]) == looks[name] for name in known)
     figure = plotting.convergence(results)
@@ -241,7 +241,7 @@ def test_group_discovery_draws_chance(results):
     assert [axes.get_lines()[-1].get_ydata()[0] for axes in figure.axes] == [0.4, 0.0]
 
 
-def test_terminal_table_fits_and_takes_names_literally(results):
+def test_terminal_table_fits_and_shows_names_literally(results):
     """Fails if `[red]` is read as markup, or if a column is cut at 80 characters: so did headers of one line."""
     results["methods"]["Own [red]"] = method(70.0)
     for entry in results["methods"].values():

@@ -1,7 +1,7 @@
-"""Nothing is lost: processes that are killed or stopped at any moment, and go on.
+"""Nothing is lost when processes are killed or stopped at any moment and resumed.
 
 Real processes are killed. They are forked from one that has imported everything and started nothing, as importing takes
-longer than a whole life of theirs. `NIGHTLY=1` kills 200 instead of 20.
+longer than all they do. `NIGHTLY=1` kills 200 instead of 20.
 """
 
 import contextlib
@@ -27,6 +27,8 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Info, Task, Variables
 from tests.registry import CLASSES, FEATURES, federation, find, make
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 FACTOR = 10 if os.environ.get("NIGHTLY") else 1
 ROUNDS = 40
@@ -38,14 +40,14 @@ def made(name, **solver):
     return make(find(name), **solver)
 
 
-def train(folder, rounds=ROUNDS, data=None, every=1, of=None, **options):
-    """A run that everything matters to: schedules of the round, kept optimizers, attention, clients that drop out."""
+def train(folder, rounds=ROUNDS, data=None, every=1, of=None):
+    """A run with much to restore: schedules of the round, kept optimizers, attention, clients that drop out."""
     task, algorithm = of or made("fedamp, schedules", keep_optimizer=True, epochs=(1, 3))
     data = federation() if data is None else data
-    options = {"participation": 0.75, "drop_rate": 0.2, "fingerprint": {"sigma": 2.0}, **options}
+    checkpoint = fedamp_jax.Checkpoint(folder, every, {"sigma": 2.0})
     return fedamp_jax.run(task, algorithm, data, data, rounds=rounds, evaluate_every=2, progress=False,
-                          observe=lambda info: {"own": float(info.xi[0, 0])}, checkpoint_dir=folder,
-                          checkpoint_every=every, **options)  # fmt: skip
+                          participation=fedamp_jax.Participation(0.75, 0.2), checkpoint=checkpoint,
+                          observe=lambda info: {"own": float(info.xi[0, 0])})  # fmt: skip
 
 
 class GossipState(NamedTuple):
@@ -57,7 +59,7 @@ class GossipState(NamedTuple):
 
 
 def gossip():
-    """A task and a method by hand that compile in no time and forget nothing: each number depends on all before it."""
+    """A task and a method by hand that compile quickly; each number depends on all numbers before it."""
     scores = lambda variables, x: x @ variables.params["w"]  # noqa: E731
     task = Task(lambda key: Variables({"w": jnp.zeros((FEATURES, CLASSES))}), lambda *_: None, scores)
 
@@ -67,7 +69,7 @@ def gossip():
 
     def round(key, state, data):
         w = state.models.params["w"]
-        push = jax.random.normal(key, w.shape) / (1.0 + state.round)
+        push = jax.random.normal(key, w.shape) / (1.0 + state.round.astype(jnp.float32))
         velocity = jnp.where(data.online[:, None, None], 0.9 * state.velocity + push, state.velocity)
         w = 0.99 * w + 0.1 * velocity + 0.01 * jnp.mean(w, axis=0, keepdims=True)
         online = data.online.astype(jnp.int32)
@@ -79,17 +81,17 @@ def gossip():
 
 
 def outcome(result):
-    """Everything that a `Run` says but the time it took, as bytes and numbers."""
+    """All of a `Run` except its times, as bytes and numbers."""
     leaves = [np.asarray(a) for a in jax.tree.leaves(result.state)] + [result.accuracy, result.rejected, result.xi]
-    books = [result.rounds, result.loss, result.observed]
-    return json.dumps([[f"{a.dtype}{a.shape}{a.tobytes().hex()}" for a in leaves], books])
+    history = [result.rounds, result.loss, result.observed]
+    return json.dumps([[f"{a.dtype}{a.shape}{a.tobytes().hex()}" for a in leaves], history])
 
 
 # --- the processes that are killed -----------------------------------------------------------------------------------
 
 
 def life(kind, folder, die_at):
-    """What a child does; `die_at`: it kills itself at that many file operations inside the folder."""
+    """What a child does. It kills itself at file operation number `die_at` inside the folder, unless that is 0."""
     if die_at:
         count = itertools.count(1)
 
@@ -99,25 +101,24 @@ def life(kind, folder, die_at):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(on_event)
-    if kind in ("run", "seldom"):  # saved after each round, or only if asked
+    if kind in ("run", "seldom"):  # saved after each round, or only when stopped
         every, rounds = (1, ROUNDS) if kind == "run" else (10**6, 10**5)
         text = outcome(train(folder / "checkpoints", rounds=rounds, every=every, of=gossip()))
         (folder / "outcome").write_text(text)
     else:
         os.chdir(ROOT)
-        sys.path.insert(0, "experiments")
         sys.argv = ["practical.py", "--methods", "Separate", "FedAMP", "--rounds", "4", "--epochs", "1"]
         sys.argv += ["--checkpoint-every", "1", "--resume", "--out", str(folder / "out")]
         runpy.run_path("experiments/practical.py", run_name="__main__")
 
 
 def serve():
-    """Fork a child for each line `kind folder die_at` of the input; say its number, then how it ended."""
+    """Fork a child for each line `kind folder die_at` of the input; print its process id, then its exit code."""
     import orbax.checkpoint  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import tyro  # noqa: F401
 
-    assert not jax._src.xla_bridge.backends_are_initialized(), "its threads would not live on in a child"
+    assert not jax._src.xla_bridge.backends_are_initialized(), "its threads would not exist in a child"
     for line in sys.stdin:
         kind, folder, die_at = line.split()
         child = os.fork()
@@ -145,12 +146,12 @@ def serve():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-class Nursery:
-    """Starts children; `start` gives a child's process number, `end` how it ended (negative: the signal)."""
+class Forks:
+    """Starts children; `start` returns a child's process id, `end` its exit code (negative: the signal)."""
 
     def __init__(self):
         command = [sys.executable, "-c", "from tests import test_resume; test_resume.serve()"]
-        # One thread: what is forked must not wait for a thread that was not.
+        # One thread: a forked process must not wait for a thread that was not forked.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.server = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)
@@ -163,19 +164,19 @@ class Nursery:
     def end(self):
         return int(self.server.stdout.readline())
 
-    def whole(self, kind, folder):
-        """A life to its natural end."""
+    def complete(self, kind, folder):
+        """Run a child to its end."""
         self.start(kind, folder)
         assert self.end() == 0, (folder / "log").read_text()
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    nursery = Nursery()
-    yield nursery
-    nursery.server.stdin.close()
-    nursery.server.wait()
-    nursery.server.stdout.close()
+def forks():
+    forks = Forks()
+    yield forks
+    forks.server.stdin.close()
+    forks.server.wait()
+    forks.server.stdout.close()
 
 
 def names(folder):
@@ -183,77 +184,77 @@ def names(folder):
     return {name for _, folders, files in os.walk(folder) for name in (*folders, *files)}
 
 
-def wait_for_news(folder, before, limit=20.0):
-    """Until something in the folder is renamed or made, so that a life is not always over before its first round."""
+def wait_for_change(folder, before, limit=20.0):
+    """Wait until something in the folder is created or renamed, so that some kills come after the first round."""
     end = time.monotonic() + limit
     while time.monotonic() < end and names(folder) == before:
         time.sleep(0.01)
 
 
-def kill_once(nursery, kind, folder, rng, spread):
-    """One life and its violent end, at a random moment or a random file operation; False if it ended by itself."""
+def kill_once(forks, kind, folder, rng, spread):
+    """Start a child and kill it at a random moment or file operation; False if it ended by itself."""
     before = names(folder)
     if rng.random() < 0.4:
-        nursery.start(kind, folder, die_at=int(rng.integers(1, 400)))
+        forks.start(kind, folder, die_at=int(rng.integers(1, 400)))
     else:
-        child = nursery.start(kind, folder)
+        child = forks.start(kind, folder)
         if rng.random() < 0.8:
-            wait_for_news(folder, before)
+            wait_for_change(folder, before)
         time.sleep(rng.uniform(0, spread))
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-    code = nursery.end()
+    code = forks.end()
     assert code in (0, -signal.SIGKILL), (folder / "log").read_text()
     return code != 0
 
 
-def test_killed_at_any_moment_ends_alike(nursery, tmp_path):
-    """18 kills over lineages of one run each: parameters, history and books end bit for bit as if nothing had been.
+def test_killed_at_any_moment_ends_alike(forks, tmp_path):
+    """18 kills, at most 9 of each run: parameters and history end bit for bit as without any kill.
 
     Moments are random, or random file operations, so that many fall into a save. Failed when a checkpoint left out the
-    round counter, when books were saved after the arrays in a file of their own, and when `rejected` was not restored.
+    round counter, when the history was saved after the arrays in a separate file, and when `rejected` was not restored.
     """
     (tmp_path / "calm").mkdir()
-    nursery.whole("run", tmp_path / "calm")
+    forks.complete("run", tmp_path / "calm")
     expected = (tmp_path / "calm" / "outcome").read_text()
     rng = np.random.default_rng(time.time_ns())
-    kills, halfway, lineage = 0, 0, 0
+    kills, halfway, attempt = 0, 0, 0
     while kills < 18 * FACTOR:
-        folder = tmp_path / f"lineage{lineage}"
+        folder = tmp_path / f"attempt{attempt}"
         folder.mkdir()
-        lineage += 1
+        attempt += 1
         for _ in range(9):
-            if not kill_once(nursery, "run", folder, rng, spread=0.5):
+            if not kill_once(forks, "run", folder, rng, spread=0.5):
                 break
             kills += 1
             halfway += any("tmp" in name for name in names(folder))
-        nursery.whole("run", folder)
+        forks.complete("run", folder)
         assert (folder / "outcome").read_text() == expected
-    print(f"{kills} kills in {lineage} lineages, {halfway} of them left a half-written checkpoint")
+    print(f"{kills} kills in {attempt} runs, {halfway} of them left a half-written checkpoint")
 
 
-def test_a_stopped_and_killed_experiment_ends_alike(nursery, tmp_path):
+def test_a_stopped_and_killed_experiment_ends_alike(forks, tmp_path):
     """SIGTERM and 2 kills of `practical.py --resume`: results.json (but for times) and history.csv end alike.
 
     Failed when the next method was started after the signal, and when a kill between the last method and the report
     lost the p-values.
     """
     (tmp_path / "calm").mkdir()
-    nursery.whole("experiment", tmp_path / "calm")
+    forks.complete("experiment", tmp_path / "calm")
     rng = np.random.default_rng(time.time_ns())
     folder = tmp_path / "killed"
     folder.mkdir()
-    child = nursery.start("experiment", folder)
+    child = forks.start("experiment", folder)
     while not (folder / "out/checkpoints/Separate/1").exists():
         time.sleep(0.01)
     os.kill(child, signal.SIGTERM)
-    assert nursery.end() == 128 + signal.SIGTERM, (folder / "log").read_text()
+    assert forks.end() == 128 + signal.SIGTERM, (folder / "log").read_text()
     assert "--resume" in (folder / "log").read_text() and "FedAMP" not in os.listdir(folder / "out" / "checkpoints")
     for _ in range(2 * FACTOR):
-        if not kill_once(nursery, "experiment", folder, rng, spread=1.5):
+        if not kill_once(forks, "experiment", folder, rng, spread=1.5):
             shutil.rmtree(folder)
             folder.mkdir()
-    nursery.whole("experiment", folder)
+    forks.complete("experiment", folder)
     assert timeless(folder / "out") == timeless(tmp_path / "calm" / "out")
     assert (folder / "out" / "history.csv").read_bytes() == (tmp_path / "calm" / "out" / "history.csv").read_bytes()
     assert sorted(p.name for p in (folder / "out").iterdir()) == sorted(
@@ -272,18 +273,18 @@ def timeless(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_round_and_saves(number, nursery, tmp_path):
-    """The first signal: saved, though no save was due, and said; the exception is a `Stopped`.
+def test_a_signal_finishes_the_round_and_saves(number, forks, tmp_path):
+    """The first signal: saved, though no checkpoint was due, and reported; the exception is a `Stopped`.
 
     Failed when the handler raised at once, and when only the rounds that were due were saved.
     """
-    child = nursery.start("seldom", tmp_path)
+    child = forks.start("seldom", tmp_path)
     while not handles_sigterm(child):
         time.sleep(0.01)
     os.kill(child, number)
-    assert nursery.end() == 99
+    assert forks.end() == 99
     log = (tmp_path / "log").read_text()
-    assert f"stopped by {number.name} after round" in log and "Once more stops at once" in log
+    assert f"stopped by {number.name} after round" in log and "A second signal stops at once" in log
     done = int(log.split("after round ")[1].split()[0])
     assert str(done) in os.listdir(tmp_path / "checkpoints")
 
@@ -295,14 +296,15 @@ def test_a_second_signal_ends_at_once(tmp_path):
         "from tests.registry import tiny_task, federation\n"
         "slow = fedamp_jax.separate(tiny_task(), fedamp_jax.Solver(optax.sgd(0.1), epochs=10**4, batch_size=1))\n"
         "data = federation(sizes=(500,) * 8)\n"
-        f"fedamp_jax.run(tiny_task(), slow, data, data, rounds=2, progress=False, checkpoint_dir={str(tmp_path)!r})"
+        f"fedamp_jax.run(tiny_task(), slow, data, data, rounds=2, progress=False, "
+        f"checkpoint=fedamp_jax.Checkpoint({str(tmp_path)!r}))"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     while not handles_sigterm(process.pid):
         time.sleep(0.05)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    assert "Once more" in process.stderr.readline() + process.stderr.readline()
+    assert "A second signal" in process.stderr.readline() + process.stderr.readline()
     assert process.poll() is None
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
@@ -311,6 +313,6 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 
 def handles_sigterm(pid):
-    """Whether the process has come so far as to handle SIGTERM, which Python by itself does not."""
+    """Whether the process handles SIGTERM yet, which Python by itself does not."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1

@@ -1,4 +1,4 @@
-"""`fedamp_jax.data.sources`: files, cache and downloads, on small archives made here; no test leaves this machine."""
+"""`fedamp_jax.data.sources`: files, cache and downloads of small archives made here; no test needs the internet."""
 
 import functools
 import gzip
@@ -7,6 +7,8 @@ import http.server
 import io
 import socket
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -28,7 +30,7 @@ COLOUR = RNG.integers(0, 256, (6, 32, 32, 3)).astype(np.uint8)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of the test's own, no proxies, and a registry that a test must fill to reach anything."""
+    """An empty cache folder, and no proxies."""
     for variable in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(variable, raising=False)
         monkeypatch.delenv(variable.upper(), raising=False)
@@ -60,7 +62,7 @@ def zipped(members):
 
 
 def emnist_files():
-    """As NIST has it: images by columns."""
+    """NIST's format: transposed images."""
     y = np.array([61, 10, 0, 36, 9], np.uint8)
     members = {}
     for part, n in (("train", 5), ("test", 3)):
@@ -87,7 +89,7 @@ def records(*columns):
 
 def cifar10_files():
     one = records(np.arange(6))
-    members = {f"cifar-10-batches-bin/data_batch_{i}.bin": one[i - 1] for i in (5, 4, 3, 2, 1)}  # not in order
+    members = {f"cifar-10-batches-bin/data_batch_{i}.bin": one[i - 1] for i in (5, 4, 3, 2, 1)}  # out of order
     return {"cifar-10-binary.tar.gz": tarred(members | {"../../test_batch.bin": one[5]})}
 
 
@@ -98,12 +100,12 @@ def cifar100_files():
 
 
 def omniglot_files():
-    """105 x 105 drawings with one inked box filter cell, in two archives."""
+    """105 x 105 drawings with one square of ink, in two archives."""
     from PIL import Image
 
     def drawing(row):
         pixels = np.full((105, 105), 255, np.uint8)
-        pixels[15 * row : 15 * row + 15, :15] = 0  # 15 pixels are 4 cells of 3.75
+        pixels[15 * row : 15 * row + 15, :15] = 0  # 15 pixels become 4 of 3.75 pixels each
         out = io.BytesIO()
         Image.fromarray(pixels).convert("1").save(out, "PNG")
         return out.getvalue()
@@ -115,7 +117,7 @@ def omniglot_files():
 
 
 def served(monkeypatch, tmp_path, files):
-    """`sources._download` that finds `files` on disk: unpacking without a network."""
+    """Replaces `sources._download`, so that `files` are unpacked without a download."""
     folder = tmp_path / "served"
     folder.mkdir()
     for name, content in files.items():
@@ -127,26 +129,26 @@ def served(monkeypatch, tmp_path, files):
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 def test_idx_files(name, monkeypatch, tmp_path, cache):
-    """Seen to fail when the header was taken to be 16 bytes for labels too, and when test and train were swapped."""
+    """Fails if the header is assumed to have 16 bytes for labels too, or if test and training are swapped."""
     served(monkeypatch, tmp_path, mnist_files())
     source = data.load(name)
     np.testing.assert_array_equal(source.x_train, GREY)
     np.testing.assert_array_equal(source.x_test, GREY[:2])
     assert source.y_train.tolist() == [3, 1, 0, 9, 9] and source.y_test.tolist() == [3, 1]
     assert source.y_train.dtype == np.int32 and source.classes == 10 and source.coarse_train is None
-    assert [p.name for p in cache.iterdir()] == [f"{name}.npz"]  # no archive and no temporary file is left
+    assert [p.name for p in cache.iterdir()] == [f"{name}.npz"]  # no archives or temporary files remain
 
 
 def test_emnist_is_turned_upright(monkeypatch, tmp_path):
-    """Seen to fail without the transposition."""
+    """Fails if images are not transposed."""
     served(monkeypatch, tmp_path, emnist_files())
     source = data.load("emnist")
     np.testing.assert_array_equal(source.x_train, GREY)
     assert source.y_train.tolist() == [61, 10, 0, 36, 9] and len(source.x_test) == 3 and source.classes == 62
 
 
-def test_cifar10_batches_in_order_and_nothing_outside(monkeypatch, tmp_path, cache):
-    """Seen to fail when members were joined in the archive's order, and with extractall on a `../` member."""
+def test_cifar10_batches_are_in_order_and_no_file_is_written_elsewhere(monkeypatch, tmp_path, cache):
+    """Fails if members are joined in the archive's order, or if a `../` member is extracted to its path."""
     served(monkeypatch, tmp_path, cifar10_files())
     before = sorted(p for p in tmp_path.rglob("*") if p.is_file())
     source = data.load("cifar10")
@@ -157,7 +159,7 @@ def test_cifar10_batches_in_order_and_nothing_outside(monkeypatch, tmp_path, cac
 
 
 def test_cifar100_coarse_comes_before_fine(monkeypatch, tmp_path):
-    """Seen to fail when the two label bytes were swapped."""
+    """Fails if the two label bytes are swapped."""
     served(monkeypatch, tmp_path, cifar100_files())
     source = data.load("cifar100")
     np.testing.assert_array_equal(source.x_train, COLOUR[:5])
@@ -165,8 +167,8 @@ def test_cifar100_coarse_comes_before_fine(monkeypatch, tmp_path):
     assert source.y_test.tolist() == [99] and source.coarse_test.tolist() == [19] and source.classes == 100
 
 
-def test_omniglot_is_shrunk_with_ink_high(monkeypatch, tmp_path):
-    """Seen to fail without the inversion, with Pillow's default filter, and when archives numbered alphabets anew."""
+def test_omniglot_is_resized_with_bright_ink(monkeypatch, tmp_path):
+    """Fails without the inversion, with Pillow's default filter, or if each archive numbers alphabets from 0."""
     served(monkeypatch, tmp_path, omniglot_files())
     source = data.load("omniglot")
     assert isinstance(source, data.Omniglot) and source.x.shape == (9, 28, 28)
@@ -178,8 +180,8 @@ def test_omniglot_is_shrunk_with_ink_high(monkeypatch, tmp_path):
         np.testing.assert_array_equal(image, expected)
 
 
-def test_the_cache_is_used_and_data_dir_goes_before_it(monkeypatch, tmp_path):
-    """Seen to fail when every call unpacked again, and when data_dir fell back to the cache."""
+def test_the_cache_is_used_unless_data_dir_is_given(monkeypatch, tmp_path):
+    """Fails if every call unpacks again, or if data_dir falls back to the cache."""
     served(monkeypatch, tmp_path, mnist_files())
     data.load("mnist")
     monkeypatch.setattr(sources, "_registered", lambda name: pytest.fail("asked for a download"))
@@ -191,7 +193,10 @@ def test_the_cache_is_used_and_data_dir_goes_before_it(monkeypatch, tmp_path):
 
 @pytest.fixture
 def registry(monkeypatch, tmp_path):
-    """A local HTTP server and TFDS's own download manager: `registry(files, name=(checksum of, sent))`."""
+    """A local HTTP server for TFDS's download manager.
+
+    `registry(files, sent)` registers the checksums of `files`, but serves the contents in `sent` where given.
+    """
     tfds = pytest.importorskip("tensorflow_datasets")
     from tensorflow_datasets.core.download import checksums
 
@@ -221,7 +226,7 @@ def registry(monkeypatch, tmp_path):
 
 
 def test_download_through_tfds(registry, cache):
-    """The real download manager against a local server. Seen to fail when url_infos were not handed to it."""
+    """The real download manager and a local server. Fails if url_infos are not passed on."""
     registry(mnist_files())
     np.testing.assert_array_equal(data.load("mnist").x_train, GREY)
     assert [p.name for p in cache.iterdir()] == ["mnist.npz"]
@@ -229,10 +234,10 @@ def test_download_through_tfds(registry, cache):
 
 @pytest.mark.parametrize("how", ["cut", "changed"])
 def test_a_partial_or_changed_download_is_never_kept(how, registry, cache):
-    """Seen to fail when neither url_infos nor force_checksums_validation were handed to the download manager."""
+    """Fails if neither url_infos nor force_checksums_validation is passed to the download manager."""
     files = mnist_files()
-    whole = files["train-images-idx3-ubyte.gz"]
-    other = whole[:-100] if how == "cut" else idx(GREY[::-1].copy())
+    complete = files["train-images-idx3-ubyte.gz"]
+    other = complete[:-100] if how == "cut" else idx(GREY[::-1].copy())
     registry(files, sent={"train-images-idx3-ubyte.gz": other})
     with pytest.raises(OSError, match=r"nothing was kept .NonMatchingChecksumError") as caught:
         data.load("mnist")
@@ -241,8 +246,8 @@ def test_a_partial_or_changed_download_is_never_kept(how, registry, cache):
     np.testing.assert_array_equal(data.load("mnist").x_train, GREY)
 
 
-def test_what_was_unpacked_is_checked_before_it_is_cached(monkeypatch, tmp_path, cache):
-    """Seen to fail when it was moved into the cache first: every later call met the same wrong file."""
+def test_unpacked_data_are_checked_before_they_are_cached(monkeypatch, tmp_path, cache):
+    """Fails if they are moved into the cache first: every later call would read the same wrong file."""
     served(monkeypatch, tmp_path, mnist_files() | {"t10k-labels-idx1-ubyte.gz": idx(np.array([3], np.uint8))})
     with pytest.raises(OSError, match=r"y_test of .* is uint8 \[1\]"):
         data.load("mnist")
@@ -250,7 +255,7 @@ def test_what_was_unpacked_is_checked_before_it_is_cached(monkeypatch, tmp_path,
 
 
 def test_an_interrupted_unpacking_leaves_no_cache(monkeypatch, tmp_path, cache):
-    """Seen to fail when np.savez wrote to its final place: half a file was read as the set from then on."""
+    """Fails if np.savez writes to the final path, which every later call would read."""
     served(monkeypatch, tmp_path, mnist_files())
     real = np.savez
 
@@ -265,7 +270,7 @@ def test_an_interrupted_unpacking_leaves_no_cache(monkeypatch, tmp_path, cache):
 
 
 def test_archives_without_the_expected_members_are_an_error(monkeypatch, tmp_path):
-    """Seen to fail when a KeyError of the dictionary of members came out as it was."""
+    """Fails if the dictionary's KeyError is raised unchanged."""
     served(monkeypatch, tmp_path, {"cifar-10-binary.tar.gz": tarred({"readme": b"nothing"})})
     with pytest.raises(OSError, match=r"KeyError: 'data_batch_1\.bin'"):
         data.load("cifar10")
@@ -275,15 +280,15 @@ def test_archives_without_the_expected_members_are_an_error(monkeypatch, tmp_pat
     "content", [b"", b"\0\0", idx(GREY)[:-1], gzip.compress(gzip.decompress(idx(GREY)).replace(b"\x08", b"\x09", 1))]
 )
 def test_damaged_idx_files_are_an_error(content, monkeypatch, tmp_path):
-    """Seen to fail for the last when the type byte was not looked at (signed bytes read as unsigned)."""
+    """Fails for the last if the type byte is not checked: signed bytes are read as unsigned."""
     served(monkeypatch, tmp_path, mnist_files() | {"train-images-idx3-ubyte.gz": content})
     with pytest.raises(OSError, match="nothing was kept"):
         data.load("mnist")
 
 
 @pytest.mark.parametrize("host", ["refused", "silent"])
-def test_without_a_network_it_says_so_within_seconds(host, monkeypatch, cache):
-    """Seen to fail when TFDS was asked first (200 s), and for "silent" when the name look-up ran in this thread."""
+def test_without_a_network_an_error_is_raised_within_seconds(host, monkeypatch, cache):
+    """Fails if TFDS tries first (200 s), or, for "silent", if the name is looked up in the main thread."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -309,8 +314,8 @@ def test_without_a_network_it_says_so_within_seconds(host, monkeypatch, cache):
     assert not cache.exists()
 
 
-def test_the_probe_asks_the_proxy_where_there_is_one(monkeypatch):
-    """Seen to fail when the host itself was asked: behind a company's proxy every download was refused."""
+def test_the_probe_connects_to_the_proxy_if_there_is_one(monkeypatch):
+    """Fails if it connects to the host, which a machine behind a proxy cannot reach."""
     with socket.socket() as proxy:
         proxy.bind(("127.0.0.1", 0))
         proxy.listen()
@@ -319,14 +324,14 @@ def test_the_probe_asks_the_proxy_where_there_is_one(monkeypatch):
 
 
 def test_every_download_is_registered_in_tfds():
-    """Seen to fail for a file name that TFDS does not know (`gzip2.zip`)."""
+    """Fails, with a KeyError, for a file name that TFDS does not know, such as `gzip2.zip`."""
     pytest.importorskip("tensorflow_datasets")
-    for name, kind in sources._KINDS.items():
-        assert list(sources._registered(name)) == list(kind.files)
+    for name in sources._KINDS:
+        assert sources._registered(name)
 
 
 def good(name="mnist", **changes):
-    """Arrays that pass for `name`, with `changes`; None takes a key out."""
+    """Valid arrays of data set `name`, with `changes`; None removes a key."""
     image = COLOUR if name.startswith("cifar") else GREY
     arrays = {}
     for key, want in sources._KINDS[name].schema.items():
@@ -335,21 +340,21 @@ def good(name="mnist", **changes):
 
 
 @pytest.mark.parametrize("name", sources._KINDS)
-def test_a_file_of_ones_own(name, tmp_path):
-    """Every set by its keys, extra ones ignored. Seen to fail when omniglot was read as a `Source`."""
+def test_a_users_own_file(name, tmp_path):
+    """Every data set is found by its keys, and other keys are ignored. Fails if omniglot is read as a `Source`."""
     np.savez(tmp_path / f"{name}.npz", **good(name), notes=np.array(["extra"]))
     source = data.load(name, str(tmp_path))
     assert source.name == name and source[1].shape[0] == 4 and source[2].dtype == np.int32
 
 
-def test_a_grey_channel_axis_is_taken_off(tmp_path):
-    """Keras and TFDS write [n, 28, 28, 1]. Seen to fail when the shape was compared as it is."""
+def test_a_grayscale_channel_axis_is_removed(tmp_path):
+    """Keras and TFDS use [n, 28, 28, 1]. Fails if a channel axis is refused."""
     np.savez(tmp_path / "mnist.npz", **good(x_test=GREY[:4, ..., None]))
     np.testing.assert_array_equal(data.load("mnist", tmp_path).x_test, GREY[:4])
 
 
 FILES = {
-    "key": ("mnist", {"y_test": None}, "lacks y_test; it holds x_train, y_train, x_test. Data set 'mnist' needs"),
+    "key": ("mnist", {"y_test": None}, "lacks y_test; it contains x_train, y_train, x_test. Data set 'mnist' needs"),
     "coarse": ("cifar100", {"coarse_train": None, "coarse_test": None}, "lacks coarse_train, coarse_test"),
     "shape": ("mnist", {"x_train": GREY[:4, :27]}, r"x_train of .* is uint8 \[4, 27, 28\]"),
     "channels first": ("cifar10", {"x_test": COLOUR[:4].transpose(0, 3, 1, 2)}, r"uint8 \[4, 3, 32, 32\]"),
@@ -361,13 +366,17 @@ FILES = {
     "negative label": ("mnist", {"y_test": np.array([0, 1, -1, 2])}, "with values -1..2"),
     "no samples": ("mnist", {"x_test": GREY[:0], "y_test": np.zeros(0, int)}, r"x_test of .* is uint8 \[0, 28, 28\]"),
     "a scalar": ("mnist", {"x_test": np.uint8(1)}, r"x_test of .* is uint8 \[\]"),
-    "pickle": ("mnist", {"y_test": np.array([0, 1, 2, None], object)}, "no npz file of plain arrays .*allow_pickle"),
+    "pickle": (
+        "mnist",
+        {"y_test": np.array([0, 1, 2, None], object)},
+        "not an npz file of plain arrays .*allow_pickle",
+    ),
 }
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), FILES.values(), ids=FILES)
 def test_a_wrong_file_is_refused(name, changes, message, tmp_path):
-    """Seen to fail for "floats" when images were cast to uint8 (all zeros), and for "pickle" with allow_pickle=True."""
+    """Fails for "floats" if images are cast to uint8 (mostly zeros), and for "pickle" with allow_pickle=True."""
     np.savez(tmp_path / f"{name}.npz", **good(name, **changes))
     with pytest.raises(ValueError, match=message) as caught:
         data.load(name, tmp_path)
@@ -375,20 +384,20 @@ def test_a_wrong_file_is_refused(name, changes, message, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\3\4 half a file", "npy"])
-def test_a_file_that_is_no_npz_is_refused(content, tmp_path):
-    """Seen to fail for a .npy under this name, which np.load opens as an array."""
+def test_a_file_that_is_not_an_npz_is_refused(content, tmp_path):
+    """Fails for an .npy file with this name, which np.load reads as an array."""
     path = tmp_path / "mnist.npz"
     if content == "npy":
         with path.open("wb") as file:
             np.save(file, GREY)
     else:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match="no npz file of plain arrays"):
+    with pytest.raises(ValueError, match="not an npz file of plain arrays"):
         data.load("mnist", tmp_path)
 
 
-def test_a_missing_file_is_named_with_what_it_needs(tmp_path, monkeypatch):
-    """Seen to fail when a download into data_dir was tried."""
+def test_the_message_for_a_missing_file_lists_its_arrays(tmp_path, monkeypatch):
+    """Fails if a download into data_dir is attempted."""
     monkeypatch.setattr(sources, "_registered", lambda name: pytest.fail("asked for a download"))
     with pytest.raises(FileNotFoundError) as caught:
         data.load("cifar100", tmp_path)
@@ -396,15 +405,15 @@ def test_a_missing_file_is_named_with_what_it_needs(tmp_path, monkeypatch):
     assert str(tmp_path / "cifar100.npz") in message and "coarse_test  integers [n] in 0..19" in message
 
 
-def test_an_unknown_name_gets_the_nearest():
-    """Seen to fail when the dictionary's KeyError came out as it was."""
+def test_an_unknown_name_gets_a_suggestion():
+    """Fails if the dictionary's KeyError is raised unchanged."""
     with pytest.raises(ValueError, match=r"'fashion_mnist', .*, got 'fashionmnist'; did you mean 'fashion_mnist'"):
         data.load("fashionmnist")
 
 
 def test_digits_are_real_stratified_and_always_the_same(tmp_path):
-    """Seen to fail when values were left at 0..16, and when the split depended on NumPy's global generator."""
-    source, again = data.load("digits"), data.load("digits", tmp_path)  # needs no file, even where one is asked for
+    """Fails if values stay in 0..16, or if the split depends on NumPy's global generator."""
+    source, again = data.load("digits"), data.load("digits", tmp_path)  # needs no file, even with data_dir
     for a, b in zip(source, again, strict=True):
         np.testing.assert_array_equal(a, b)
     assert source.x_train.shape == (1297, 8, 8) and source.x_test.shape == (500, 8, 8) and source.classes == 10
@@ -412,14 +421,12 @@ def test_digits_are_real_stratified_and_always_the_same(tmp_path):
     assert np.bincount(source.y_test).tolist() == [50] * 10
     assert np.bincount(source.y_train).tolist() == [128, 132, 127, 133, 131, 132, 131, 129, 124, 130]
     rows = {x.tobytes() for x in source.x_train} & {x.tobytes() for x in source.x_test}
-    assert not rows  # all 1,797 images differ
+    assert not rows  # all 1,797 images are different
 
 
-def test_loading_needs_no_tensorflow():
-    """Seen to fail when `import tensorflow_datasets` stood at the top."""
-    import subprocess
-    import sys
-
+@pytest.mark.slow
+def test_importing_the_package_does_not_import_tensorflow():
+    """Fails if `import tensorflow_datasets` is at the top of a module."""
     code = (
         "import sys; from fedamp_jax import data; "
         "print([m for m in ('tensorflow', 'tensorflow_datasets') if m in sys.modules])"

@@ -1,53 +1,41 @@
-"""The page of results: the papers' values beside ours, from result files."""
+"""Result files, and the page of results made from them."""
 
 import json
+from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 
-import fedamp_jax
-from tests.miniature import command
-
-import paper_tables  # isort: skip
-import records  # isort: skip
-import settings  # isort: skip
-import tables  # isort: skip
+from fedamp_jax.algorithms.registry import METHODS, PAPER_METHODS
+from fedamp_jax.experiments import paper_tables, paper_values, report, result_files, schema, tables
+from tests.small_experiments import command, method_entry
 
 
 def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90, clients=20, **changes):
     own = {"seed": 0, "drop_rate": 0.0, "participation": 1.0, "epochs_range": None, "model": "cnn", "sigma": None}
     entries = {
-        method: {
-            "bmta": bmta,
-            "best_round": 3,
-            "accuracy": (bmta + np.arange(20.0)).tolist(),
-            "seconds": 9.0,
-            "xi": np.eye(clients).tolist(),
-            "loss": [0.1],
-            "rounds": [1],
-            "mean_accuracy": [bmta],
-            "seconds_per_round": 0.1,
-            "rejected": {},
-            "last_rounds": {"mean": bmta, "ci95": 0.5, "rounds": 10},
-        }
+        method: method_entry(bmta + np.arange(20.0), bmta=bmta, best_round=3, mean_accuracy=[bmta], seconds=9.0,
+                             last_rounds={"mean": bmta, "ci95": 0.5, "rounds": 10}, xi=np.eye(clients).tolist())
         for method, bmta in methods
-    }
+    }  # fmt: skip
     content = {
         "experiment": experiment, "dataset": dataset, "settings": {**own, **changes}, "rounds": rounds,
         "created": "2026", "command": "python /home/experiments/practical.py --data-dir '/home/my data' --out /tmp/x",
-        "clients": clients, "device": "cpu", "versions": {"jax": "0"}, "methods": entries, "wilcoxon": {},
+        "clients": clients, "groups": None, "chance_in_group_weight": None, "device": "cpu",
+        "versions": {"jax": "0"}, "methods": entries, "wilcoxon": {},
     }  # fmt: skip
-    return records.Record(name, content)
+    return result_files.Record(name, content)
 
 
 def page(*found):
     return tables.page(found, "python experiments/tables.py")
 
 
-def test_tables_put_ours_beside_the_papers():
+def test_tables_compare_with_the_paper():
     """Difference and p in their cells, "-" for what is missing, and the verdict on the order of methods.
 
-    Failed with the difference turned round, with a p between different seeds, with a verdict from their values, and
-    with one between different numbers of rounds.
+    Failed with the sign of the difference flipped, with a p between different seeds, with a verdict from the paper's
+    values, and with one between different numbers of rounds.
     """
     good = record("a", methods=(("FedAvg", 80.0), ("FedAMP", 95.0), ("HeurFedAMP", 96.0)))
     text = page(good)
@@ -59,17 +47,19 @@ def test_tables_put_ours_beside_the_papers():
     bad = record("b", dataset="emnist", methods=(("FedAvg", 97.0), ("FedAMP", 95.0)))
     assert "the paper's order does not hold: FedAvg is above FedAMP by 2.00 points" in page(bad)
     level = record("d", methods=(("FedAvg", 95.0), ("FedAMP", 95.0)))
-    assert "does not hold: FedAvg is level with FedAMP (p = 1)" in page(level)
+    assert "does not hold: FedAvg is on par with FedAMP (p = 1)" in page(level)
     short = record("c", methods=(("FedProx", 99.0),), rounds=9)
-    assert "Of another number of rounds, and not compared: FedProx." in page(good, short)
-    a, b = records.rows([record("a", methods=(("FedAMP", 95.0),)), record("b", methods=(("FedAvg", 90.0),), seed=1)])
-    assert records.p_value(a, b) is None and records.p_value(a, a) == 1.0
+    assert "Not compared, as their number of rounds differs: FedProx." in page(good, short)
+    a, b = result_files.rows(
+        [record("a", methods=(("FedAMP", 95.0),)), record("b", methods=(("FedAvg", 90.0),), seed=1)]
+    )
+    assert result_files.p_value(a, b) is None and result_files.p_value(a, a) == 1.0
 
 
-def test_tables_take_the_run_nearest_to_the_paper():
-    """More rounds; each model by itself; runs with dropped clients or steps of their own stay out.
+def test_tables_take_the_run_closest_to_the_paper():
+    """More rounds; one column per model; runs with dropped clients or other local training are left out.
 
-    Failed when the last file won, and when five rounds of the paper's model hid ninety of another.
+    Failed when the last file was taken, and when five rounds of the paper's model hid ninety of another.
     """
     runs = [
         record("full", methods=(("FedAMP", 91.0),), rounds=90),
@@ -86,17 +76,17 @@ def test_tables_take_the_run_nearest_to_the_paper():
 
 
 def test_pflego_tables():
-    """Table 1 by degree and Table 2, from single runs and from parts; other steps stay out of them.
+    """Table 1 by degree and Table 2, from single runs and from parts; runs with other steps are left out.
 
-    Failed when every part took the first degree, when a run of two steps stood beside the paper's fifty, and when the
-    runs were named without the methods that are from each.
+    Failed when every part took the first degree, when a run of two steps was compared with the paper's fifty, and when
+    the runs were named without the methods taken from each.
     """
-    own = {"participation": settings.PFLEGO_PARTICIPATION, "degree": "high"}
+    own = {"participation": paper_values.PFLEGO_PARTICIPATION, "degree": "high"}
     high = record("d", "degrees", methods=(("PFLEGO", 98.0),), **own)
     low = record("d", "degrees", methods=(("PFLEGO", 90.0),), **{**own, "degree": "none"})
     both = {key: value for key, value in high.content.items() if key != "methods"}
     both["parts"] = {"High-Pers": high.content, "No-Pers": low.content}
-    text = page(records.Record("d", both))
+    text = page(result_files.Record("d", both))
     assert "| MNIST | PFLEGO | 98.00±0.50 / 98.43±0.21 (-0.43) | - / 94.22±0.43 | 90.00±0.50 / 90.68±0.17" in text
     short = record("short", "degrees", methods=(("FedPer", 91.0), ("PFLEGO", 90.0)), rounds=20, **own)
     text = page(record("long", "degrees", methods=(("PFLEGO", 98.0),), rounds=200, **own), short)
@@ -108,7 +98,7 @@ def test_pflego_tables():
 
 
 def test_faulty_clients():
-    """The largest share's column, weights in brackets where there are any. Failed with the first share's numbers."""
+    """The numbers of the largest share, with weights in brackets if there are any. Failed with the first share's."""
     attacks = {"sign": {"shares": [0.1, 0.3], "accuracy": [90.0, 70.5], "weight_to_faulty": [0.1, 0.05]}}
     plain = {"sign": {**attacks["sign"], "weight_to_faulty": None}}
     faulty = record("f", "faulty", "digits", shares=[0.1, 0.3], attacks=["sign"])
@@ -121,7 +111,7 @@ def test_faulty_clients():
 
 
 def test_decisions():
-    """Differences are to `base`, whose own row has none. Failed with the sign turned round."""
+    """Differences are from `base`, whose own row has none. Failed with the sign flipped."""
     found = record("a", "ablation", "digits", (("base", 90.0), ("mean", 88.5)), sigma=2.0, drop_rate=0.5)
     found.content["methods"]["mean"]["ari"] = [1.0, 0.25]
     text = page(found)
@@ -131,14 +121,14 @@ def test_decisions():
 
 
 def test_page_and_slim_files(tmp_path, monkeypatch):
-    """Slim copies lose a large xi and this machine's folders, and keep what the page needs.
+    """Small copies leave out a large xi and this machine's folders, and keep what the page needs.
 
     Failed when the command kept its --data-dir, and when a quoted folder lost only its first word.
     """
     one = record("one", methods=(("FedAMP", 95.123456), ("FedAvg", 80.0)))
-    slim = records.slim(record("many", methods=(("FedAMP", 90.0),), clients=100), tmp_path, None)
+    slim = result_files.slim(record("many", methods=(("FedAMP", 90.0),), clients=100), tmp_path, None)
     assert "xi" not in json.loads(slim.read_text())["methods"]["FedAMP"]
-    fedamp_jax.report.write_json(one.content, tmp_path / "one" / "results.json")
+    report.write_json(one.content, tmp_path / "one" / "results.json")
     command(monkeypatch, tables.main, tmp_path / "one", "--slim", tmp_path / "kept", "--note", "a split of its own")
     kept = json.loads((tmp_path / "kept" / "one.json").read_text())
     assert kept["command"] == "python experiments/practical.py --data-dir DIR"
@@ -151,7 +141,7 @@ def test_page_and_slim_files(tmp_path, monkeypatch):
 
 
 def test_the_command_of_a_whole_file():
-    """A run that was resumed with other methods is shown as the one command that makes all that the file holds.
+    """A run that was resumed with other methods is shown as the one command that gives all that the file holds.
 
     Failed when the last command was shown, with --resume and the last methods only.
     """
@@ -165,11 +155,13 @@ def test_the_command_of_a_whole_file():
     assert shown("--lam 5 --methods FedAMP --resume --sigma 2", some) == "--lam 5 --sigma 2 --methods FedAvg FedAMP"
     assert shown("--methods=FedAMP --resume", some) == "--methods FedAvg FedAMP"
     assert shown("--resume", some) == "--methods FedAvg FedAMP"
-    assert shown("--resume --data-dir 'my data'", settings.METHODS) == "--data-dir 'my data'"
-    assert shown("--methods fedamp --resume", settings.METHODS) == ""
-    assert shown("--methods APFL", settings.PAPER_METHODS) == "--methods paper"
+    assert shown("--resume --data-dir 'my data'", METHODS) == "--data-dir 'my data'"
+    assert shown("--methods fedamp --resume", METHODS) == ""
+    older = [name for name in METHODS if name not in tables._ADDED]
+    assert shown("--sigma 2", older) == "--sigma 2"  # a file from before there were the others
+    assert shown("--methods APFL", PAPER_METHODS) == "--methods paper"
     assert shown("--methods mean --resume", ("base", "mean"), "ablation") == "--methods base mean"
-    assert shown("--methods PFLEGO", settings.PFLEGO_METHODS, "degrees") == ""
+    assert shown("--methods PFLEGO", paper_values.PFLEGO_METHODS, "degrees") == ""
     assert shown("--rounds 10 20", (), "convergence") == "--rounds 10 20"
     resumed = record("a", methods=[(name, 90.0) for name in some])
     resumed.content["command"] += " --methods FedAMP --resume"
@@ -178,9 +170,24 @@ def test_the_command_of_a_whole_file():
 
 def test_the_papers_values():
     """Spot checks of every table against the papers. Failed with columns of Table 1 read as value, value, value."""
-    assert settings.PFLEGO_TABLE1["mnist", "none", "FedAvg"] == (93.12, 0.24)
-    assert settings.PFLEGO_TABLE1["cifar10", "medium", "PFLEGO"] == (74.83, 0.66)
-    assert settings.PFLEGO_TABLE1["emnist", "none", "FedAvg"] == (69.4, 0.10)
-    assert len(settings.PFLEGO_TABLE1) == 36 and settings.PFLEGO_TABLE2["FedRecon"] == (74.06, 1.19)
-    assert settings.PAPER_BMTA["practical", "cifar100", "HeurFedAMP"] == 53.27 and len(settings.PAPER_BMTA) == 108
+    assert paper_values.PFLEGO_TABLE1["mnist", "none", "FedAvg"] == (93.12, 0.24)
+    assert paper_values.PFLEGO_TABLE1["cifar10", "medium", "PFLEGO"] == (74.83, 0.66)
+    assert paper_values.PFLEGO_TABLE1["emnist", "none", "FedAvg"] == (69.4, 0.10)
+    assert len(paper_values.PFLEGO_TABLE1) == 36 and paper_values.PFLEGO_TABLE2["FedRecon"] == (74.06, 1.19)
+    assert (
+        paper_values.PAPER_BMTA["practical", "cifar100", "HeurFedAMP"] == 53.27 and len(paper_values.PAPER_BMTA) == 108
+    )
     assert paper_tables.cell(None, None) == "-"
+
+
+def test_measurements_of_the_documentation_load():
+    """Every one is complete, and holds only keys of the schema. Failed when slim copies lacked a required key."""
+    files = sorted(Path(__file__).parents[1].glob("docs/measurements/*.json"))
+    contents = [result_files.load(path) for path in files if "experiment" in json.loads(path.read_text())]
+    assert len(contents) > 30
+    for content in contents:
+        for run in result_files.single_runs(content):
+            for entry in run["methods"].values():
+                assert set(entry) <= set(get_type_hints(schema.MethodResults))
+    kinds = {schema.is_convergence: 1, schema.is_faulty: 1, schema.is_grid: 2}
+    assert {kind: sum(map(kind, contents)) for kind in kinds} == kinds

@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import checks, layout, stacked
-from fedamp_jax.algorithms.fedavg import average, mixed_stats, sample_weights
-from fedamp_jax.local import Solver, check_parts, for_each_client, init_model, solve
+from fedamp_jax import trees
+from fedamp_jax.checks import at_round, check_number
+from fedamp_jax.clients import for_each_client, per_client
+from fedamp_jax.initial import init_model
+from fedamp_jax.server import sample_weights, statistics_policy, weighted_mean
+from fedamp_jax.solver import Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -33,7 +36,7 @@ class APFLState(NamedTuple):
 
 def _mix(alpha: Array, v: PyTree, w: PyTree) -> PyTree:
     """`alpha v + (1 - alpha) w` for one client, or for all with `alpha [M]` and leaves `[M, ...]`."""
-    return jax.tree.map(lambda a, b: stacked.per_client(alpha, a) * (a - b) + b, v, w)
+    return jax.tree.map(lambda a, b: trees.per_client(alpha, a) * (a - b) + b, v, w)
 
 
 def _both(task: Task) -> Task:
@@ -77,7 +80,7 @@ def apfl(
 
     Args:
         task: the model.
-        solver: epochs, batch size and chunk. Its optimizer is not used: the method is plain SGD.
+        solver: epochs and batch size. Its optimizer is not used: the method is plain SGD.
         alpha: mixing weights, a number or one per client `[M]`, in [0, 1]; the FedAMP paper tunes over 0, 0.25, 0.5,
             0.75. 0 is FedAvg.
         adapt_alpha: let every step move alpha_i too, along `<grad f(mixed), v_i - w_i>`, kept within [0, 1].
@@ -99,21 +102,21 @@ def apfl(
     check_parts(task, solver)
     if callable(alpha):
         raise TypeError("alpha must be a number or one for each client: a schedule would be asked in round 0 only")
-    checks.number("alpha", alpha, low=0, high=1, strict=False, per_client=True)
-    checks.number("learning_rate", learning_rate, low=0)
-    checks.choice("stats", stats, ("local", "mix"))
-    step = lambda k: _projected_sgd(checks.at_round(learning_rate, k))  # noqa: E731
+    check_number("alpha", alpha, low=0, high=1, strict=False, per_client=True)
+    check_number("learning_rate", learning_rate, low=0)
+    new_stats = statistics_policy(stats)
+    step = lambda k: _projected_sgd(at_round(learning_rate, k))  # noqa: E731
     sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
     pair = _both(task)
 
     def init(key, data):
         start, m = init_model(task, key), data.y.shape[0]
-        running = stacked.broadcast(start.stats, m)
-        again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round gives all of a state's away
-        # A copy: the state is given away with every round, the caller's array is not.
-        mixing = jnp.array(layout.per_client("alpha", jnp.asarray(alpha, jnp.float32), m))
+        running = trees.broadcast(start.stats, m)
+        again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round donates all of a state's
+        # A copy: every round donates the state, and not the caller's array.
+        mixing = jnp.array(per_client("alpha", jnp.asarray(alpha, jnp.float32), data))
         return APFLState(
-            start.params, stacked.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32)
+            start.params, trees.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32)
         )
 
     def round(key, state, data):
@@ -124,16 +127,16 @@ def apfl(
             result, loss = solve(pair, sgd, key, client, mine, epochs=epochs, k=state.round, trainable=trained)
             return result.variables, loss
 
-        w = stacked.broadcast(state.params, data.y.shape[0])
+        w = trees.broadcast(state.params, data.y.shape[0])
         begin = Variables((w, state.personal, state.alpha), state.stats)
         sent, info = for_each_client(sgd, key, data, local, begin)
         weights = sample_weights(data, info)
-        params = average(weights, sent.params[0], state.params)
-        running = mixed_stats(stats, weights, sent.stats, state.stats)
+        params = weighted_mean(weights, sent.params[0], state.params)
+        running = new_stats(weights, sent.stats, state.stats)
         return APFLState(params, sent.params[1], sent.params[2], running, state.round + 1), info
 
     def personalize(key, state, data):
-        w = stacked.broadcast(state.params, data.y.shape[0])
+        w = trees.broadcast(state.params, data.y.shape[0])
         return Variables(_mix(state.alpha, state.personal, w), state.stats[1])
 
     return Algorithm(init, round, personalize)

@@ -4,9 +4,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedamp_jax import checks
-from fedamp_jax.algorithms.fedavg import FedAvgState, average, fedavg, mixed_stats, sample_weights
-from fedamp_jax.local import Local, Prox, Solver, check_parts, drawn_anew, for_each_client, init_clients, solve
+from fedamp_jax.algorithms.fedavg import FedAvgState, fedavg
+from fedamp_jax.checks import at_round, check_number
+from fedamp_jax.clients import for_each_client, resample_epochs
+from fedamp_jax.initial import init_clients
+from fedamp_jax.penalties import Prox
+from fedamp_jax.server import sample_weights, statistics_policy, weighted_mean
+from fedamp_jax.solver import Local, Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, Task, Variables
 
 
@@ -32,8 +36,7 @@ def ditto(
         solver: the global model's local training.
         lam: pull of the personal models towards the global one received in the round, at least 0; a number, a
             schedule of the round or a tracer.
-        personal_solver: the personal models' training, if it differs, with epochs of its own; not its `chunk` and
-            `corrupt`, which are `solver`'s.
+        personal_solver: the personal models' training, if it differs, with epochs of its own.
         stats: BatchNorm statistics of the personal models stay each client's own (`"local"`), or start each round from
             the mean of all (`"mix"`). The global model's are always averaged.
 
@@ -50,8 +53,8 @@ def ditto(
     >>> algorithm = fedamp_jax.ditto(task, fedamp_jax.Solver(optax.adam(1e-3)), lam=0.1)
     """
     check_parts(task, solver, personal_solver=personal_solver)
-    checks.number("lam", lam, low=0, strict=False)
-    checks.choice("stats", stats, ("local", "mix"))
+    check_number("lam", lam, low=0, strict=False)
+    own_policy, mixed = statistics_policy(stats), statistics_policy("mix")
     shared_method, own_solver = fedavg(task, solver), personal_solver or solver
 
     def init(key, data):
@@ -59,24 +62,24 @@ def ditto(
 
     def round(key, state, data):
         shared, k = state.shared, state.shared.round
-        prox = Prox(shared.params, checks.at_round(lam, k))
+        penalty = Prox(shared.params, at_round(lam, k))
 
         def local(key, client, epochs, mine):
             glob, own = mine
             keys = jax.random.split(key)
             sent, _ = solve(task, solver, keys[0], client, glob.variables, epochs=epochs, k=k,
                             optimizer_state=glob.optimizer)  # fmt: skip
-            passes = drawn_anew(own_solver, keys[1], epochs) if personal_solver else epochs
-            kept, loss = solve(task, own_solver, keys[1], client, own.variables, epochs=passes, k=k, prox=prox,
+            passes = resample_epochs(own_solver, keys[1], epochs) if personal_solver else epochs
+            kept, loss = solve(task, own_solver, keys[1], client, own.variables, epochs=passes, k=k, penalty=penalty,
                                optimizer_state=own.optimizer)  # fmt: skip
             return (sent, kept), loss
 
         received = Local(shared_method.personalize(key, shared, data), shared.optimizer)
         (sent, personal), info = for_each_client(solver, key, data, local, (received, state.personal))
         weights = sample_weights(data, info)
-        params = average(weights, sent.variables.params, shared.params)
-        running = mixed_stats("mix", weights, sent.variables.stats, shared.stats)
-        own_stats = mixed_stats(stats, weights, personal.variables.stats, state.personal.variables.stats)
+        params = weighted_mean(weights, sent.variables.params, shared.params)
+        running = mixed(weights, sent.variables.stats, shared.stats)
+        own_stats = own_policy(weights, personal.variables.stats, state.personal.variables.stats)
         personal = Local(Variables(personal.variables.params, own_stats), personal.optimizer)
         return DittoState(FedAvgState(params, running, sent.optimizer, k + 1), personal), info
 

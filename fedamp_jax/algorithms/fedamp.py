@@ -1,74 +1,139 @@
-"""FedAMP and HeurFedAMP (Huang et al., AAAI 2021): a personal cloud model for every client.
-
-A round is five lines: distances and weights, mix, solve with the proximal term, reject what diverged.
-"""
+"""FedAMP (Huang et al., AAAI 2021), and Algorithm 1 for any attention: weights, mix, solve, reject what diverged."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
+import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import attention, checks, stacked
-from fedamp_jax.local import Local, Prox, Solver, check_parts, for_each_client, init_clients, solve
-from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
+from fedamp_jax import attention, server
+from fedamp_jax.checks import at_round, check_choice, check_number
+from fedamp_jax.clients import for_each_client, per_client
+from fedamp_jax.initial import init_clients
+from fedamp_jax.penalties import Penalty, Prox
+from fedamp_jax.solver import Local, Solver, check_parts, solve
+from fedamp_jax.trees import check_float32
+from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
 
 ALPHA = optax.exponential_decay(1e4, transition_steps=30, decay_rate=0.1, staircase=True, end_value=1e2)
 """Appendix C: alpha_k starts at 1e4 and falls by 0.1 every 30 rounds, in the paper's 90 to 100. There it stays: a step
-of local training is stable while learning rate * lam / alpha_k < 2, so that an alpha that falls on ends every run."""
+of local training is stable while learning rate * lam / alpha_k < 2, so an alpha that keeps falling ends every run."""
 
 
 class FedAMPState(NamedTuple):
-    """Attributes: clients: `Local [M]`, the personal models w_i. round: `[]` int32, k - 1 of the paper."""
+    """Attributes: clients: `Local [M]`, the personal models w_i. round: `[]` int32, k - 1 of the paper.
+    memory: what the attention weights remember; `()` for FedAMP and HeurFedAMP."""
 
     clients: Local
     round: Array
+    memory: PyTree = ()
 
 
-def _attentive(
-    weights: Callable[[PyTree, Array, Array, Array], Array],
+class Shared(TypedDict, total=False):
+    """Arguments of `attentive` that FedAMP and HeurFedAMP pass on."""
+
+    start: str
+    common_init: bool
+    stats: str
+    stale: str
+
+
+def attentive(
     task: Task,
     solver: Solver,
-    alpha: Any,
-    lam: Any,
-    start: str,
-    common_init: bool,
-    stats: str,
-    stale: str,
+    weights: Callable[..., Array],
+    *,
+    memory: attention.Memory | None = None,
+    penalty: Callable[[PyTree, Array], Penalty] | None = None,
+    examples: Callable[[Data], Data] | None = None,
+    explain: Callable[[Info, Data], RoundError] | None = None,
+    start: str = "cloud",
+    common_init: bool = True,
+    stats: str = "local",
+    stale: str = "exclude",
 ) -> Algorithm:
-    """Algorithm 1 for any attention `weights(params [M, ...], hears [M], sends [M], k) -> xi [M, M]`."""
+    """Algorithm 1 of Huang et al. 2021 for attention weights of your own.
+
+    In each round the server mixes `u_i = sum_j xi_ij w_j`, and client i trains from u_i.
+
+    Args:
+        task, solver: the model and local training.
+        weights: `(models, edges, k, data) -> xi [M, M]` float32, rows receive: `models` are all clients' parameters
+            for `server.sq_dists`, `server.cosines` and the like, `models.tree` has them as leaves `[M, ...]`;
+            `edges [M, M]` bool says which models may reach which clients, never the client's own; `k` is the round.
+            A row without edges has to be the identity's, as `attention.normalize` makes it.
+        memory: what the weights remember, which they get as a fifth argument; None: nothing.
+        penalty: `(u_i, k) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
+        examples: `client -> client`, the examples that ONE client trains on; None for all.
+        explain: `(info, data) -> RoundError`. With it a round whose weights are not finite, or negative on the
+            diagonal, trains no client and reports an error; without it nothing looks at the weights.
+        start: local training starts from the cloud model u_i (`"cloud"`) or from w_i (`"personal"`).
+        common_init: one initial model for all clients, or one each.
+        stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
+        stale: the last models of clients that are offline are left out of xi (`"exclude"`) or count (`"include"`).
+
+    Returns:
+        The `Algorithm`; `info.xi` holds the weights.
+
+    Raises:
+        ValueError, TypeError: if an argument is out of range or of the wrong kind.
+
+    >>> import jax.numpy as jnp, optax, fedamp_jax
+    >>> from fedamp_jax import attention, server
+    >>> def nearest(models, edges, k, data):
+    ...     return attention.normalize(-server.sq_dists(models), edges, jnp.float32(0.5))
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = attentive(task, fedamp_jax.Solver(optax.adam(1e-3)), nearest)
+    """
     check_parts(task, solver)
-    checks.number("alpha", alpha, low=0)
-    checks.number("lam", lam, low=0, strict=False)
-    checks.choice("start", start, ("cloud", "personal"))
-    checks.choice("stats", stats, ("local", "mix"))
-    checks.choice("stale", stale, ("exclude", "include"))
+    check_choice("start", start, ("cloud", "personal"))
+    check_choice("stats", stats, ("local", "mix"))
+    check_choice("stale", stale, ("exclude", "include"))
 
     def init(key, data):
-        return FedAMPState(init_clients(task, solver, key, data, common=common_init), jnp.zeros((), jnp.int32))
+        clients = init_clients(task, solver, key, data, common=common_init)
+        remembered = () if memory is None else jax.tree.map(jnp.copy, memory.init(clients.variables))
+        return FedAMPState(clients, jnp.zeros((), jnp.int32), remembered)
 
     def round(key, state, data):
-        k, mine = state.round, state.clients.variables
+        k, mine, place = state.round, state.clients.variables, data.placement
+        check_float32(mine)  # a mixture is float32 whatever they are, so `solve` would not notice
+        models = place.by_parameters(mine.params)
         sends = data.online if stale == "exclude" else data.size > 0
-        xi = weights(mine.params, data.online, sends, k)
-        # With a negative self weight u_i is no convex combination, so nobody trains; `fedamp_jax.round` reports it.
-        data = data._replace(online=data.online & jnp.all(attention.given_to_self(xi) >= 0))
-        cloud = stacked.mix(xi, mine.params)
-        running = stacked.mix(xi, mine.stats) if stats == "mix" else mine.stats
+        edges = attention.edges(*place.replicate((data.online, sends)))
+        remembered = () if memory is None else (state.memory,)
+        xi = place.replicate(weights(models, edges, k, data, *remembered))
+        error = None
+        if explain is not None:
+            # With a negative self weight u_i is no convex combination, so no client trains.
+            fine = jnp.all(attention.own_weights(xi) >= 0)
+            data, error = data._replace(online=data.online & fine), (~fine).astype(jnp.int32)
+        cloud = server.mix(xi, models)
+        running = server.mix(xi, place.by_parameters(mine.stats)) if stats == "mix" else mine.stats
         begin = Variables(cloud if start == "cloud" else mine.params, running)
-        weight = checks.at_round(lam, k) / checks.at_round(alpha, k)
 
         def local(key, client, epochs, mine_i, begin_i, cloud_i):
-            return solve(task, solver, key, client, begin_i, epochs=epochs, k=k, prox=Prox(cloud_i, weight),
+            return solve(task, solver, key, examples(client) if examples else client, begin_i, epochs=epochs, k=k,
+                         penalty=penalty(cloud_i, k) if penalty else None,
                          optimizer_state=mine_i.optimizer)  # fmt: skip
 
         clients, info = for_each_client(solver, key, data, local, state.clients, begin, cloud)
-        return FedAMPState(clients, k + 1), info._replace(xi=xi)
+        info = info._replace(xi=xi, error=error)
+        remembered = state.memory if memory is None else memory.update(state.memory, begin, info)
+        return FedAMPState(clients, k + 1, remembered), info
 
     def personalize(key, state, data):
         return state.clients.variables
 
-    return Algorithm(init, round, personalize)
+    return Algorithm(init, round, personalize, explain)
+
+
+def proximal(alpha: Any, lam: Any) -> Callable[[PyTree, Array], Prox]:
+    """The validated penalty of Eq. 6, `lam / (2 alpha_k) ||w - u_i||^2`."""
+    check_number("alpha", alpha, low=0)
+    check_number("lam", lam, low=0, strict=False)
+    return lambda cloud, k: Prox(cloud, at_round(lam, k) / at_round(alpha, k))
 
 
 def fedamp(
@@ -80,10 +145,7 @@ def fedamp(
     alpha: Any = ALPHA,
     lam: Any = 1.0,
     slope: attention.Slope = attention.neg_exp,
-    start: str = "cloud",
-    common_init: bool = True,
-    stats: str = "local",
-    stale: str = "exclude",
+    **shared: Unpack[Shared],
 ) -> Algorithm:
     """FedAMP, Algorithm 1 of Huang et al. 2021: `u_i = sum_j xi_ij w_j` (Eq. 5), then each client minimises
     `F_i(w) + lam / (2 alpha_k) ||w - u_i||^2` (Eq. 6).
@@ -91,24 +153,20 @@ def fedamp(
     Numbers may be floats, schedules of the round, or tracers (a sweep over sigma is a `vmap`).
 
     Args:
-        task: the model.
-        solver: local training.
-        sigma: scale of squared distances, greater than 0; of the order of `||w_i - w_j||^2` between like clients.
+        task, solver: the model and local training.
+        sigma: scale of squared distances, greater than 0; of the order of `||w_i - w_j||^2` between similar clients.
         self_weight: None for Eq. 5 as printed, `xi_ii = 1 - sum_j xi_ij`, which needs a small alpha; or a number in
             [0, 1], or one per client `[M]`: then the others' weights are normalised to `1 - xi_ii`. Appendix C takes
             `1 / (N_i + 1)`, N_i being the number of other clients with the same distribution.
         alpha: step size alpha_k, greater than 0. By default Appendix C's: 1e4, falling by 0.1 every 30 rounds, from the
-            60th on 100. Local steps of the learning rate r are stable while `r lam / alpha_k < 2`.
-        lam: lambda of Eq. 1, at least 0.
-        slope: `log A'`: `attention.neg_exp`, `attention.scad` or `attention.mcp`.
-        start: local training starts from u_i (`"cloud"`) or from w_i (`"personal"`).
-        common_init: one initial model for all clients, or one each.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
-        stale: the last models of clients that are offline are left out of xi (`"exclude"`) or count (`"include"`).
+            61st round on 100. With `self_weight` it only sets the weight of the proximal term.
+        lam: weight of the proximal term, at least 0.
+        slope: `log A'` of the attention-inducing function: `attention.neg_exp`, `scad`, `mcp`, or one of your own.
+        **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
 
     Returns:
-        The `Algorithm`; `info.xi` holds the weights. If a self weight comes out negative or a weight is not finite,
-        nobody trains in that round and `fedamp_jax.round` raises.
+        The `Algorithm`; `info.xi` holds the weights. If a self weight comes out negative or a weight is not finite, no
+        client trains in that round and `fedamp_jax.round` raises `NegativeSelfWeightError`.
 
     Raises:
         ValueError, TypeError: if a hyper-parameter is out of range or of the wrong kind.
@@ -121,58 +179,12 @@ def fedamp(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.fedamp(task, fedamp_jax.Solver(optax.adam(1e-3)), sigma=10.0, self_weight=1 / 21)
     """
-    checks.number("sigma", sigma, low=0)
-    if self_weight is not None:
-        checks.number("self_weight", self_weight, low=0, high=1, strict=False, per_client=True)
+    attention.check_hyperparameters(sigma, self_weight)
 
-    def weights(params, hears, sends, k):
-        own = None if self_weight is None else checks.at_round(self_weight, k)
-        return attention.fedamp_weights(params, hears, sends, sigma=checks.at_round(sigma, k),
-                                        alpha=checks.at_round(alpha, k), slope=slope, self_weight=own)  # fmt: skip
+    def weights(models, edges, k, data):
+        own = None if self_weight is None else per_client("self_weight", at_round(self_weight, k), data)
+        return attention.fedamp_weights(models, edges, sigma=at_round(sigma, k), alpha=at_round(alpha, k), slope=slope,
+                                        self_weight=own)  # fmt: skip
 
-    return _attentive(weights, task, solver, alpha, lam, start, common_init, stats, stale)
-
-
-def heurfedamp(
-    task: Task,
-    solver: Solver,
-    *,
-    sigma: Any,
-    self_weight: Any,
-    alpha: Any = ALPHA,
-    lam: Any = 1.0,
-    start: str = "cloud",
-    common_init: bool = True,
-    stats: str = "local",
-    stale: str = "exclude",
-) -> Algorithm:
-    """HeurFedAMP, Section 6 of Huang et al. 2021: FedAMP with weights from cosine similarities (Eq. 8).
-
-    Args:
-        task: the model.
-        solver: local training.
-        sigma: sharpness of the softmax over cosines, greater than 0.
-        self_weight: xi_ii, a number in [0, 1] or one per client `[M]`; Appendix C takes `1 / (N_i + 1)`.
-        alpha: as in `fedamp`; here it only sets the proximal weight `lam / (2 alpha_k)`.
-        lam, start, common_init, stats, stale: as in `fedamp`.
-
-    Returns:
-        The `Algorithm`; `info.xi` holds the weights.
-
-    Raises:
-        ValueError, TypeError: if a hyper-parameter is out of range or of the wrong kind.
-
-    >>> import optax, fedamp_jax
-    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
-    >>> algorithm = fedamp_jax.heurfedamp(task, fedamp_jax.Solver(optax.adam(1e-3)), sigma=25.0, self_weight=1 / 21)
-    """
-    checks.number("sigma", sigma, low=0)
-    if self_weight is None:
-        raise ValueError("self_weight must be given for heurfedamp: Eq. 8 treats xi_ii as a hyper-parameter in [0, 1]")
-    checks.number("self_weight", self_weight, low=0, high=1, strict=False, per_client=True)
-
-    def weights(params, hears, sends, k):
-        own = checks.at_round(self_weight, k)
-        return attention.heurfedamp_weights(params, hears, sends, sigma=checks.at_round(sigma, k), self_weight=own)
-
-    return _attentive(weights, task, solver, alpha, lam, start, common_init, stats, stale)
+    explain = attention.explain if self_weight is None or attention.may_fail(sigma, self_weight) else None
+    return attentive(task, solver, weights, penalty=proximal(alpha, lam), explain=explain, **shared)

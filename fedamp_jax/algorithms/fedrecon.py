@@ -2,22 +2,13 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from fedamp_jax import checks
 from fedamp_jax.algorithms.fine_tuned import tune
 from fedamp_jax.algorithms.partial import Phase, mask_of, shared_body
-from fedamp_jax.heads import head_mask
-from fedamp_jax.local import Solver
-from fedamp_jax.types import Algorithm, Array, Data, Task
-
-
-def _rows(key: Array, client: Data) -> Array:
-    """One client's rows in random order `[N]`, real ones first; both sets of a round are cut from the same order."""
-    n = client.y.shape[0]
-    draw = jax.random.uniform(jax.random.fold_in(key, 1 << 20), (n,), jnp.float32)
-    return jnp.argsort(jnp.where(jnp.arange(n) < client.size, draw, jnp.inf))
+from fedamp_jax.checks import check_number
+from fedamp_jax.solver import Solver
+from fedamp_jax.trees import head_mask
+from fedamp_jax.types import Algorithm, Task
+from fedamp_jax.validation import holdout
 
 
 def fedrecon(
@@ -35,7 +26,7 @@ def fedrecon(
         task: the model; `task.head` says what the head is. Every reconstruction starts from the server's initial head.
         solver: the body's training.
         head_solver: the reconstruction's optimizer, epochs and batch size, if they differ.
-        support: share of a client's examples, drawn anew each round, that the head is reconstructed on, in (0, 1).
+        support: share of a client's examples, drawn in each round, that the head is reconstructed on, in (0, 1).
             Both sets get one example at least; a client with a single one uses it for both.
         server_step: the server adds `server_step` times the weighted mean of the bodies' changes.
         stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
@@ -52,26 +43,15 @@ def fedrecon(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.fedrecon(task, fedamp_jax.Solver(optax.adam(1e-3)))
     """
-    checks.number("server_step", server_step, low=0)
-    checks.number("support", support, low=0, high=1)
+    check_number("server_step", server_step, low=0)
+    check_number("support", support, low=0, high=1)
     if support == 1:
         raise ValueError("support must be below 1: the rest is the query set that the body learns from")
 
-    def part(first: bool):
-        def cut(key: Array, client: Data) -> Data:
-            n = jnp.clip(
-                jnp.round(support * client.size.astype(jnp.float32)).astype(jnp.int32),
-                1,
-                jnp.maximum(client.size - 1, 1),
-            )
-            rows, rest = _rows(key, client), jnp.maximum(client.size - n, 1)
-            # The query set follows the support set; a single example is both.
-            rows = rows if first else jnp.roll(rows, -jnp.minimum(n, client.size - 1))
-            return client._replace(x=client.x[rows], y=client.y[rows], size=n if first else rest)
-
-        return cut
-
-    phases = [Phase("head", head_solver, part(True)), Phase("body", None, part(False))]
+    phases = [
+        Phase("head", head_solver, lambda key, client: holdout(key, client, support)[0]),
+        Phase("body", None, lambda key, client: holdout(key, client, support)[1]),
+    ]
     base = shared_body(task, solver, phases, stats=stats, keep_heads=False, server_step=server_step)
 
     def personalize(key, state, data):

@@ -5,16 +5,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedamp_jax import checks
-from fedamp_jax.local import Local, Solver, check_parts, for_each_client, solve
+from fedamp_jax.checks import check_type
+from fedamp_jax.clients import for_each_client
+from fedamp_jax.solver import Local, Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
 def tune(
     task: Task, solver: Solver, key: Array, data: Data, models: Variables, state: Any, trainable: PyTree | None = None
 ) -> Variables:
-    """Train every client's model `[M, ...]` on its own data, whoever is online; a result that is not finite is
-    dropped. Nothing is sent, so nothing is corrupted.
+    """Train every client's model `[M, ...]` on its own data, online or not; a result that is not finite is dropped.
 
     Args:
         task, solver, key, data: as in a round.
@@ -22,7 +22,7 @@ def tune(
         state: of the method; a solver that follows the round is asked for `state.round`, or 0 if it has none.
         trainable: as in `solve`.
     """
-    tuner = dataclasses.replace(solver, keep_optimizer=False, corrupt=None)
+    tuner = dataclasses.replace(solver, keep_optimizer=False)
     k = getattr(state, "round", jnp.zeros((), jnp.int32))
 
     def local(key, client, epochs, mine):
@@ -33,10 +33,9 @@ def tune(
 
 
 def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
-    """Wrap `base` so that its personal models are fine-tuned; its rounds and its state stay what they are.
+    """Wrap `base` so that its personal models are fine-tuned; its rounds and its state do not change.
 
-    The paper leaves open how long to fine-tune; the baselines here take `solver.epochs` from each model that is used,
-    as in the next round of local training.
+    The paper leaves open how long to fine-tune; here it takes `solver.epochs`, as the next round of training would.
 
     Args:
         task: the model.
@@ -52,7 +51,7 @@ def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
     >>> algorithm = fedamp_jax.fine_tuned(task, solver, base=fedamp_jax.fedavg(task, solver))
     """
     check_parts(task, solver)
-    checks.kind("base", base, Algorithm, "such as fedavg(task, solver)")
+    check_type("base", base, Algorithm, "such as fedavg(task, solver)")
 
     def personalize(key, state, data):
         return tune(task, solver, key, data, base.personalize(key, state, data), state)

@@ -1,6 +1,6 @@
 """A shared body under personal heads: FedPer, FedRep and FedBABU, and what all methods of that kind share.
 
-They differ in what a client trains in which order (`Phase`), and in what becomes of the heads.
+They differ in what a client trains, in which order (`Phase`), and in what becomes of the heads.
 """
 
 import dataclasses
@@ -10,19 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedamp_jax import checks, stacked
-from fedamp_jax.algorithms.fedavg import average, mixed_stats, sample_weights
 from fedamp_jax.algorithms.fine_tuned import tune
-from fedamp_jax.heads import head_mask, join, split
-from fedamp_jax.local import (
-    Local,
-    Solver,
-    check_parts,
-    drawn_anew,
-    for_each_client,
-    init_optimizer,
-    solve,
-)
+from fedamp_jax.checks import at_round, check_choice
+from fedamp_jax.clients import for_each_client, resample_epochs
+from fedamp_jax.initial import init_model, init_optimizer
+from fedamp_jax.server import sample_weights, statistics_policy, weighted_mean
+from fedamp_jax.solver import Local, Solver, check_parts, solve
+from fedamp_jax.trees import broadcast, combine, head_mask, partition
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
@@ -65,7 +59,7 @@ def mask_of(part: str, head: PyTree) -> PyTree | None:
 
 def assemble(state: BodyState, data: Data) -> Variables:
     """The global body under each client's head, `Variables [M, ...]`."""
-    return Variables(join(state.heads, stacked.broadcast(state.body, data.y.shape[0])), state.stats)
+    return Variables(combine(state.heads, broadcast(state.body, data.y.shape[0])), state.stats)
 
 
 def init_body(
@@ -78,19 +72,17 @@ def init_body(
     part: str,
     edit: Callable[[PyTree], PyTree] | None = None,
 ) -> BodyState:
-    """The state before the first round: one body; heads alike (`common`) or each client's own; `edit` changes the
-    model.
-    """
-    start = task.init(key)
+    """The state before the first round: one body; one head for all (`common`) or one each; `edit` changes the model."""
+    start = init_model(task, key)
     m, head = data.y.shape[0], head_mask(task, start.params)
-    params = stacked.broadcast(edit(start.params) if edit else start.params, m)
+    params = broadcast(edit(start.params) if edit else start.params, m)
     if not common:
         own = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)).params)(data.id)
         params = jax.tree.map(lambda h, a, b: a if h else b, head, own, params)
-    heads, bodies = split(params, head)
+    heads, bodies = partition(params, head)
     optimizer = init_optimizer(solver, params, mask_of(part, head))
     body = jax.tree.map(lambda a: a[0], bodies)
-    return BodyState(body, heads, stacked.broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))
+    return BodyState(body, heads, broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))
 
 
 def shared_body(
@@ -117,7 +109,7 @@ def shared_body(
         server_step: `body += server_step * (mean of the clients' bodies - body)`.
     """
     check_parts(task, solver, **{f"{phase.part}_solver": phase.solver for phase in phases})
-    checks.choice("stats", stats, ("local", "mix"))
+    new_stats = statistics_policy(stats)
 
     def init(key, data):
         return init_body(task, solver, key, data, common=common_init, part=phases[-1].part, edit=edit)
@@ -132,7 +124,7 @@ def shared_body(
                 key_phase = jax.random.fold_in(key, number) if len(phases) > 1 else key
                 last = number == len(phases) - 1  # the only phase whose optimizer may be kept
                 own = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
-                passes = epochs if phase.solver is None else drawn_anew(own, key_phase, epochs)
+                passes = epochs if phase.solver is None else resample_epochs(own, key_phase, epochs)
                 result, loss = solve(
                     task, own, key_phase, phase.data(key, client) if phase.data else client, result.variables,
                     epochs=passes, k=state.round, trainable=mask_of(phase.part, head), optimizer_state=mine.optimizer,
@@ -140,12 +132,12 @@ def shared_body(
             return result, loss
 
         sent, info = for_each_client(solver, key, data, local, Local(begin, state.optimizer))
-        heads, bodies = split(sent.variables.params, head)
+        heads, bodies = partition(sent.variables.params, head)
         weights = sample_weights(data, info)
-        mean = average(weights, bodies, state.body)
-        step = checks.at_round(server_step, state.round)
+        mean = weighted_mean(weights, bodies, state.body)
+        step = at_round(server_step, state.round)
         body = jax.tree.map(lambda old, new: old + step * (new - old), state.body, mean)
-        running = mixed_stats(stats, weights, sent.variables.stats, state.stats)
+        running = new_stats(weights, sent.variables.stats, state.stats)
         return BodyState(body, heads if keep_heads else state.heads, running, sent.optimizer, state.round + 1), info
 
     def personalize(key, state, data):
@@ -179,8 +171,7 @@ def fedper(task: Task, solver: Solver, *, common_init: bool = True, stats: str =
 def fedrep(
     task: Task, solver: Solver, *, head_solver: Solver | None = None, common_init: bool = True, stats: str = "local"
 ) -> Algorithm:
-    """FedRep (Collins et al. 2021, Algorithm 1): first the head under the frozen body, then the body under the new
-    head.
+    """FedRep (Collins et al. 2021, Algorithm 1): the head over the frozen body, then the body under the new head.
 
     Args:
         task: the model; `task.head` says what the head is.
@@ -214,7 +205,7 @@ def fedbabu(
     Args:
         task: the model; `task.head` says what the head is. Its kernels are made orthogonal and never trained.
         solver: the body's training.
-        tuner: the fine-tuning's optimizer, epochs, batch size and chunk, if they differ.
+        tuner: the fine-tuning's optimizer, epochs and batch size, if they differ.
         tune_part: what fine-tuning trains: `"all"` or `"head"`.
         stats: as in `fedper`.
 
@@ -231,13 +222,13 @@ def fedbabu(
     >>> algorithm = fedamp_jax.fedbabu(task, fedamp_jax.Solver(optax.adam(1e-3)))
     """
     check_parts(task, solver, tuner=tuner)
-    checks.choice("tune_part", tune_part, ("all", "head"))
+    check_choice("tune_part", tune_part, ("all", "head"))
 
     def orthogonal_head(params: PyTree) -> PyTree:
         def leaf(path: tuple, of_head: bool, a: Array) -> Array:
             if not of_head or a.ndim < 2:
                 return a
-            # A fixed key: the head is the same for everybody and for good, whatever the seed of the run.
+            # A fixed key: the head is the same for all clients and all runs, whatever their seed.
             return jax.nn.initializers.orthogonal()(jax.random.key(0), a.shape, a.dtype)
 
         return jax.tree_util.tree_map_with_path(leaf, head_mask(task, params), params)

@@ -1,27 +1,19 @@
 """PFLEGO (Nikoloutsopoulos et al. 2023, Algorithm 1): exact SGD on personal heads over a shared body."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import checks
-from fedamp_jax.algorithms.fedavg import mixed_stats, sample_weights
 from fedamp_jax.algorithms.partial import BodyState, assemble, init_body
-from fedamp_jax.heads import head_mask, join, split
-from fedamp_jax.local import (
-    Solver,
-    batch_width,
-    check_parts,
-    fold_blocks,
-    for_each_client,
-    full_gradient,
-    share_of,
-    take_batch,
-)
+from fedamp_jax.checks import at_round, check_number
+from fedamp_jax.clients import for_each_client
+from fedamp_jax.minibatches import for_each_minibatch, full_gradient, share_of
+from fedamp_jax.server import sample_weights, statistics_policy
+from fedamp_jax.solver import Solver, check_parts
+from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, where
 from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -37,49 +29,52 @@ class PFLEGOState(NamedTuple):
         return self.model.round
 
 
-def _features(features: Callable, solver: Solver, key: Array, client: Data, start: Variables) -> Array:
+def _features(task: Task, solver: Solver, key: Array, client: Data, start: Variables) -> Array:
     """The body's features of all of ONE client's data, `[N, ...]`, in one pass."""
+    assert task.features is not None
+    features = task.features
 
-    def of(batch: Batch, rows: Array) -> Array:
-        return features(start, batch, jax.random.fold_in(key, rows[0]))[0]
+    def write(phi: Array, batch: Batch, key: Array) -> Array:
+        return phi.at[batch.rows].set(features(start, batch, key)[0], mode="drop")
 
-    def fold(batch: Batch, rows: Array, phi: Array) -> Array:
-        return phi.at[rows].set(of(batch, rows), mode="drop")
+    def example(rows: Array) -> Array:
+        batch = Batch(client.x[rows], client.y[rows], rows >= 0, client.classes)
+        return features(start, batch, key)[0]
 
-    width = batch_width(solver, client)
-    one = jax.eval_shape(lambda rows: of(take_batch(client, rows, rows >= 0), rows), jnp.zeros(width, jnp.int32))
-    return fold_blocks(solver, client, fold, jnp.zeros((client.y.shape[0], *one.shape[1:]), one.dtype))
+    one = jax.eval_shape(example, jnp.zeros(solver.width(client), jnp.int32))
+    phi = jnp.zeros((client.y.shape[0], *one.shape[1:]), one.dtype)
+    return for_each_minibatch(solver, key, client, write, phi, shuffle=False)[0]
 
 
 def head_steps(
     task: Task, solver: Solver, key: Array, client: Data, start: Variables, head: PyTree, steps: Array, beta: Array
 ) -> PyTree:
-    """The parameters after `steps` gradient steps on the head with the body fixed (Algorithm 1, the first loop).
+    """The parameters after `steps` full-batch gradient steps on the head with the body fixed (Algorithm 1, first loop).
 
     Where the task has `features`, the data pass through the body once, whatever the number of steps.
     """
-    own, body = split(start.params, head)
-    features, head_loss = task.features, task.head_loss
-    if features is None or head_loss is None:
+    own, body = partition(start.params, head)
+    if task.features is None or task.head_loss is None:
         on_features, loss = client, lambda variables, batch, key: task.loss(variables, batch, key)[0]
     else:
-        on_features = client._replace(x=_features(features, solver, key, client, start))
+        head_loss = task.head_loss
+        on_features = client._replace(x=_features(task, solver, key, client, start))
 
         def loss(variables, batch, key):
             return head_loss(variables, batch.x, batch)
 
     def step(t: Array, own: PyTree) -> PyTree:
-        key_step = jax.random.fold_in(key, t)
-
-        def fold(batch: Batch, rows: Array, total: PyTree) -> PyTree:
-            key_batch, share = jax.random.fold_in(key_step, rows[0]), share_of(batch, client)
-            g = jax.grad(lambda h: loss(Variables(join(h, body), start.stats), batch, key_batch))(own)
+        def add(total: PyTree, batch: Batch, key: Array) -> PyTree:
+            g = jax.grad(lambda h: loss(Variables(combine(h, body), start.stats), batch, key))(own)
+            share = share_of(batch, client)
             return jax.tree.map(lambda a, b: a + share * b, total, g)
 
-        gradient = fold_blocks(solver, on_features, fold, jax.tree.map(jnp.zeros_like, own))
+        zero = jax.tree.map(jnp.zeros_like, own)
+        key_step = jax.random.fold_in(key, t)
+        gradient, _ = for_each_minibatch(solver, key_step, on_features, add, zero, shuffle=False)
         return jax.tree.map(lambda w, g: w - beta * g, own, gradient)
 
-    return join(jax.lax.fori_loop(0, steps, step, own), body)
+    return combine(jax.lax.fori_loop(0, steps, step, own), body)
 
 
 def pflego(
@@ -114,7 +109,8 @@ def pflego(
         stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
 
     Returns:
-        The `Algorithm`. `I / r` of Eq. 3 and 4 is the number of clients over the number online in the round.
+        The `Algorithm`. `I / r` of Eq. 3 and 4 is the number of clients over the number whose update counts in
+        the round.
 
     Raises:
         ValueError: a rate out of range, and as `fedper`.
@@ -124,13 +120,13 @@ def pflego(
     >>> algorithm = fedamp_jax.pflego(task, fedamp_jax.Solver(optax.sgd(0.1), epochs=50))
     """
     check_parts(task, solver)
-    checks.number("beta", beta, low=0)
-    checks.number("rho", rho, low=0)
-    checks.choice("stats", stats, ("local", "mix"))
+    check_number("beta", beta, low=0)
+    check_number("rho", rho, low=0)
+    new_stats = statistics_policy(stats)
     own_solver = dataclasses.replace(solver, keep_optimizer=False)
 
     def server_at(k: Array) -> optax.GradientTransformation:
-        return server_optimizer or optax.sgd(checks.at_round(rho, k))
+        return server_optimizer or optax.sgd(at_round(rho, k))
 
     def init(key, data):
         model = init_body(task, own_solver, key, data, common=common_init, part="body")
@@ -139,32 +135,31 @@ def pflego(
     def round(key, state, data):
         model, k = state.model, state.model.round
         begin = assemble(model, data)
+        check_float32(begin)
         head = head_mask(task, begin.params)
-        there, here = (jnp.sum(a, dtype=jnp.float32) for a in (data.size > 0, data.online))
-        boost = there / jnp.maximum(here, 1.0)  # I / r
+
+        def local(key, client, epochs, mine):
+            start = mine[0]
+            params = head_steps(task, own_solver, key, client, start, head, epochs - 1, at_round(beta, k))
+            joint, running, loss = full_gradient(task, own_solver, key, client, Variables(params, start.stats))
+            return (Variables(params, running), joint), loss
+
+        # A client that is offline or rejected leaves its head, and a gradient of zero.
+        zero = jax.tree.map(jnp.zeros_like, begin.params)
+        (after, joint), info = for_each_client(own_solver, key, data, local, (begin, zero))
+        here = data.online & ~info.rejected
+        boost = data.clients / jnp.maximum(jnp.sum(here, dtype=jnp.float32), 1.0)  # I / r
         share = data.size.astype(jnp.float32) / jnp.sum(data.size, dtype=jnp.float32)  # alpha_i, over ALL clients
-
-        def local(key, client, epochs, mine, share_i):
-            params = head_steps(task, own_solver, key, client, mine[0], head, epochs - 1, checks.at_round(beta, k))
-            joint, running, loss = full_gradient(task, own_solver, key, client, Variables(params, mine[0].stats))
-            g_head, g_body = split(joint, head)
-            rate = checks.at_round(rho, k) * boost * (share_i if weigh_heads else 1.0)
-            heads, body = split(params, head)
-            heads = jax.tree.map(lambda w, g: w - rate * g, heads, g_head)  # Eq. 3
-            return (Variables(join(heads, body), running), g_body), loss
-
-        zero = jax.tree.map(jnp.zeros_like, split(begin.params, head)[1])
-        (after, g), info = for_each_client(own_solver, key, data, local, (begin, zero), share)
-        # Who was offline or rejected left a gradient of zero.
+        rate = at_round(rho, k) * boost * (share if weigh_heads else jnp.ones_like(share))
+        (heads, _), (g_head, g) = partition(after.params, head), partition(joint, head)
+        heads = jax.tree.map(lambda w, g: w - per_client(rate, g) * g, heads, g_head)  # Eq. 3
         total = jax.tree.map(lambda a: boost * jnp.einsum("i,i...->...", share, a, precision="highest"), g)
         with jax.numpy_dtype_promotion("standard"):
             updates, server = server_at(k).update(total, state.server, model.body)
-        anyone = jnp.any(data.online & ~info.rejected)
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(anyone, a, b), new, old)  # noqa: E731
-        body = keep(optax.apply_updates(model.body, updates), model.body)  # Eq. 4
-        running = mixed_stats(stats, sample_weights(data, info), after.stats, model.stats)
-        heads = split(after.params, head)[0]
-        return PFLEGOState(BodyState(body, heads, running, (), k + 1), keep(server, state.server)), info
+        body = optax.apply_updates(model.body, updates)  # Eq. 4
+        body, server = where(jnp.any(here), (body, server), (model.body, state.server))
+        running = new_stats(sample_weights(data, info), after.stats, model.stats)
+        return PFLEGOState(BodyState(body, heads, running, (), k + 1), server), info
 
     def personalize(key, state, data):
         return assemble(state.model, data)

@@ -7,9 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import checks, stacked
-from fedamp_jax.algorithms.fedavg import average, mixed_stats
-from fedamp_jax.local import Solver, batch_width, check_parts, for_each_client, full_gradient, init_model, solve
+from fedamp_jax.checks import at_round, check_choice, check_number
+from fedamp_jax.clients import for_each_client, stream
+from fedamp_jax.initial import init_model
+from fedamp_jax.minibatches import full_gradient
+from fedamp_jax.server import statistics_policy, weighted_mean
+from fedamp_jax.solver import Solver, check_parts, solve
+from fedamp_jax.trees import broadcast
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -45,10 +49,10 @@ def scaffold(
 
     Args:
         task: the model.
-        solver: epochs, batch size and chunk. Its optimizer is not used: the method is plain SGD.
+        solver: epochs and batch size. Its optimizer is not used: the method is plain SGD.
         learning_rate: eta_l, greater than 0; the FedAMP paper found 1e-2 best (Appendix C).
         global_step: eta_g, greater than 0; 1 in the FedAMP paper.
-        option: how a client renews its variate: `"II"`, `c_i - c + (x - y_i) / (K eta_l)`, or `"I"`, the gradient of
+        option: how a client updates its variate: `"II"`, `c_i - c + (x - y_i) / (K eta_l)`, or `"I"`, the gradient of
             all its data at x.
         personal: the models to use: each client's own after local training (`"local"`), or the global one (`"global"`).
             The FedAMP paper's tables count SCAFFOLD among the personalized methods.
@@ -65,18 +69,18 @@ def scaffold(
     >>> algorithm = fedamp_jax.scaffold(task, fedamp_jax.Solver(optax.sgd(1e-2)), learning_rate=1e-2)
     """
     check_parts(task, solver)
-    checks.number("learning_rate", learning_rate, low=0)
-    checks.number("global_step", global_step, low=0)
-    checks.choice("option", option, ("I", "II"))
-    checks.choice("personal", personal, ("local", "global"))
-    checks.choice("stats", stats, ("mix", "local"))
-    step = lambda k: optax.sgd(checks.at_round(learning_rate, k))  # noqa: E731
+    check_number("learning_rate", learning_rate, low=0)
+    check_number("global_step", global_step, low=0)
+    check_choice("option", option, ("I", "II"))
+    check_choice("personal", personal, ("local", "global"))
+    new_stats = statistics_policy(stats)
+    step = lambda k: optax.sgd(at_round(learning_rate, k))  # noqa: E731
     sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
 
     def init(key, data):
         start, m = init_model(task, key), data.y.shape[0]
         zero = jax.tree.map(jnp.zeros_like, start.params)
-        controls, clients = stacked.broadcast((zero, start), m)
+        controls, clients = broadcast((zero, start), m)
         return ScaffoldState(start.params, zero, controls, clients, jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
@@ -89,28 +93,29 @@ def scaffold(
             result, loss = solve(task, sgd, key, client, begin, epochs=epochs, k=k, correction=shift)
             y = result.variables
             if option == "I":
-                new, _, _ = full_gradient(task, sgd, jax.random.fold_in(key, 1 << 22), client, begin)
+                new, _, _ = full_gradient(task, sgd, stream(key, "full gradient"), client, begin)
             else:
-                width = batch_width(sgd, client)
+                width = sgd.width(client)
                 steps = epochs * ((client.size + width - 1) // width)  # K
-                rate = checks.at_round(learning_rate, k) * jnp.maximum(steps, 1).astype(jnp.float32)
+                rate = at_round(learning_rate, k) * jnp.maximum(steps, 1).astype(jnp.float32)
                 new = jax.tree.map(lambda a, b, d: (a - b) / rate - d, x, y.params, shift)
             return (new, y), loss
 
         (controls, clients), info = for_each_client(sgd, key, data, local, (state.controls, state.clients))
-        counts = (data.online & ~info.rejected).astype(jnp.float32)  # the clients of S, all alike
+        counts = (data.online & ~info.rejected).astype(jnp.float32)  # the clients of S, with equal weights
         change = jax.tree.map(jnp.subtract, controls, state.controls)
-        # |S| / M; of the others the variates did not change.
-        present = jnp.sum(counts) / jnp.sum(data.size > 0).astype(jnp.float32)
-        control = jax.tree.map(lambda a, d: a + present * d, c, stacked.mean(counts, change))
-        step, mean = checks.at_round(global_step, k), average(counts, clients.params, x)
+        present = jnp.sum(counts) / data.clients  # |S| / M; the variates of the others did not change
+        control = jax.tree.map(
+            lambda a, d: a + present * d, c, weighted_mean(counts, change, jax.tree.map(jnp.zeros_like, c))
+        )
+        step, mean = at_round(global_step, k), weighted_mean(counts, clients.params, x)
         params = jax.tree.map(lambda a, b: a + step * (b - a), x, mean)
-        clients = clients._replace(stats=mixed_stats(stats, counts, clients.stats, state.clients.stats))
+        clients = clients._replace(stats=new_stats(counts, clients.stats, state.clients.stats))
         return ScaffoldState(params, control, controls, clients, k + 1), info
 
     def personalize(key, state, data):
         if personal == "local":
             return state.clients
-        return Variables(stacked.broadcast(state.params, data.y.shape[0]), state.clients.stats)
+        return Variables(broadcast(state.params, data.y.shape[0]), state.clients.stats)
 
     return Algorithm(init, round, personalize)

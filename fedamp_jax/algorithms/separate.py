@@ -1,10 +1,12 @@
-"""Separate: every client trains alone. What any collaboration has to beat."""
+"""Separate: every client trains alone, the baseline of every collaboration."""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedamp_jax.local import Local, Solver, check_parts, for_each_client, init_clients, solve
+from fedamp_jax.clients import for_each_client
+from fedamp_jax.initial import init_clients
+from fedamp_jax.solver import Local, Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, Task
 
 

@@ -1,6 +1,6 @@
-"""Data: real sets by name (`load`), who gets what (`partition`), and clients of any size as one `Data` (`from_...`).
+"""Data sets by name (`load`), partitions over clients (`partition`), and clients of any size as one `Data` (`from_*`).
 
-The usual road has three steps, and each one can be replaced by your own:
+There are three steps, and each can be replaced by your own code:
 
 >>> from fedamp_jax import data
 >>> digits = data.load("digits")
@@ -13,7 +13,7 @@ The usual road has three steps, and each one can be replaced by your own:
 """
 
 from fedamp_jax.data import partition
-from fedamp_jax.data.federations import SETTINGS, Federation, dealt, federation
+from fedamp_jax.data.federations import SETTINGS, Federation, balanced, federation
 from fedamp_jax.data.sources import NAMES, Omniglot, Source, load
 from fedamp_jax.data.stack import check_pair, from_indices, from_lists, from_table
 
@@ -23,8 +23,8 @@ __all__ = [
     "Federation",
     "Omniglot",
     "Source",
+    "balanced",
     "check_pair",
-    "dealt",
     "federation",
     "from_indices",
     "from_lists",

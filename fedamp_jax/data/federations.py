@@ -1,27 +1,28 @@
-"""The paper's federations by name: a data set, a setting, and out come the clients."""
+"""The clients of the FedAMP paper's experiments, by data set and setting."""
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_choice
 from fedamp_jax.data import partition
 from fedamp_jax.data.sources import Source, load
 from fedamp_jax.data.stack import check_pair, from_indices
 from fedamp_jax.types import Data
 
 SETTINGS = ("iid", "pathological", "practical")
-_CLIENTS = {"digits": 20, "emnist": 62}  # 100 for all others (Huang et al. 2021, Section 7 and Appendix C)
-_TEST_SIZE = {"digits": 25}  # 100 for all others
+_CLIENTS = {"digits": 20, "emnist": 62}  # all other data sets: 100 (Huang et al. 2021, Section 7 and Appendix C)
+_TEST_SIZE = {"digits": 25}  # all other data sets: 100
 
 
 class Federation(NamedTuple):
     """The clients of an experiment.
 
     Attributes:
-        train: training data.
-        test: test data of the same clients.
-        groups: `[M]` int32, the group each client was drawn for; None where the setting has none.
+        train: training data of M clients.
+        test: test data of the same clients, in the same order.
+        groups: `[M]` int32, each client's group; None if the setting has no groups.
     """
 
     train: Data
@@ -32,28 +33,29 @@ class Federation(NamedTuple):
 def federation(
     name: str = "digits", setting: str = "practical", *, data_dir: str | None = None, seed: int = 0
 ) -> Federation:
-    """Clients as in Huang et al. 2021, Section 7 and Appendix C.
+    """Loads a data set and partitions it over clients as in Huang et al. 2021, Section 7 and Appendix C.
 
     Args:
-        name: a data set, see `load`.
+        name: name of the data set, see `load`.
         setting: `"iid"`, `"pathological"` (two classes per client) or `"practical"` (groups with dominating classes).
-        data_dir: where `<name>.npz` lies, see `load`.
-        seed: of the partition.
+        data_dir: folder of `<name>.npz`, see `load`.
+        seed: seed of the partition.
 
     Returns:
-        A `Federation` of 100 clients; 62 for emnist, 20 for digits.
+        A `Federation` of 100 clients; 62 for emnist, 20 for digits, which is not in the paper.
 
     Raises:
-        ValueError: unknown name or setting.
+        ValueError: if the name or setting is unknown, or the name is omniglot, which has clients of its own.
+        FileNotFoundError, OSError: see `load`.
 
     >>> train, test, groups = federation("digits")
     >>> train.y.shape[0], groups.tolist()[:6]
     (20, [0, 0, 0, 0, 1, 1])
     """
-    checks.choice("setting", setting, SETTINGS)
+    check_choice("setting", setting, SETTINGS)
     source = load(name, data_dir)
     if not isinstance(source, Source):
-        raise ValueError(f"{name} comes with its own clients, its alphabets; see `fedamp_jax.data.partition.omniglot`")
+        raise ValueError(f"{name}'s clients are its alphabets: use `fedamp_jax.data.partition.omniglot`")
     y_train, y_test = source.y_train, source.y_test
     clients = _CLIENTS.get(name, 100)
     if setting == "iid":
@@ -70,23 +72,28 @@ def federation(
     return Federation(train, test, part.groups)
 
 
-def dealt(clients: Federation) -> Federation:
-    """The same clients in an order in which every consecutive share of them has about the same number of examples.
+def balanced(clients: Federation) -> Federation:
+    """Reorders the clients so that consecutive blocks have about the same number of examples.
 
-    Each of several devices trains a consecutive share, and all wait for the last. The practical setting's groups stand
-    from the largest clients to the smallest, so that the first of two devices would have 70 % of MNIST's examples.
-    Clients keep their `id`, and with it their initial models, shuffles and epochs. If all are of one size, nothing
-    changes.
+    Several devices train one block of clients each, and a round takes as long as the slowest device. The practical
+    setting orders its groups from large clients to small ones, which would give the first of two devices 70 % of
+    MNIST's examples. Clients keep their `id`, which determines their initial models, shuffles and epochs.
+
+    Args:
+        clients: training and test data, and groups.
+
+    Returns:
+        The same clients in another order; `clients` itself if all have the same number of training examples.
 
     >>> clients = federation("digits")
-    >>> clients.train.size.tolist()[:8], dealt(clients).train.size.tolist()[:8]
+    >>> clients.train.size.tolist()[:8], balanced(clients).train.size.tolist()[:8]
     ([70, 70, 70, 70, 60, 60, 60, 60], [70, 40, 60, 30, 50, 70, 40, 60])
     """
     size = np.asarray(clients.train.size)
     if (size == size[0]).all():
         return clients
     rank = np.argsort(np.argsort(-size, kind="stable"))
-    # Multiples of the golden ratio, modulo 1, are spread evenly however many there are: so is each rank over the rows.
+    # The first n multiples of the golden ratio, modulo 1, are spread evenly for every n: large and small clients mix.
     order = np.argsort(rank * (np.sqrt(5) - 1) / 2 % 1)
-    train, test = (Data(*(a[order] for a in data)) for data in clients[:2])
+    train, test = (jax.tree.map(lambda a: a[order], data) for data in (clients.train, clients.test))
     return Federation(train, test, None if clients.groups is None else clients.groups[order])

@@ -1,12 +1,11 @@
-"""Real data sets by name: a `.npz` of yours, the cache, or a download whose checksum is verified.
+"""Data sets by name: from a `.npz` file, from the cache, or from a download with a verified checksum.
 
-TFDS can only prepare its builders where TensorFlow is installed (1.8 GB). What we need of it are the registered URLs
-and checksums, and those work without: its download manager fetches and verifies, the standard library unpacks, and one
-`.npz` per set is cached. No TFDS builders of our own in between: they would add a second file format and a copy of
-every set on disk, and check nothing that the checksum and `_read` do not.
+TensorFlow Datasets (TFDS) can prepare a data set only if TensorFlow is installed. Its registered URLs and checksums and
+its download manager work without TensorFlow: the manager downloads and verifies the archives, the standard library
+unpacks them, and one `.npz` file per data set is cached.
 
-An archive is only ever read in memory, member by member; nothing in it decides where a file is written. Of CIFAR we
-take the binary archive: the "python" one is a pickle, which can run code.
+Archives are read in memory, one member at a time; no member name is used as a path to write to. CIFAR's binary archives
+are used because the "python" ones contain pickles, which can run code.
 """
 
 import gzip
@@ -26,24 +25,24 @@ from typing import Literal, NamedTuple, overload
 
 import numpy as np
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_choice
 
 Arrays = dict[str, np.ndarray]
 PROBE_SECONDS = 5.0
 
 
 class Source(NamedTuple):
-    """A data set with its official (or the file's) split.
+    """A data set with a training and a test split.
 
     Attributes:
-        name: as `load` was asked.
-        x_train: `[n, height, width]` or `[n, height, width, 3]` uint8.
+        name: name of the data set.
+        x_train: `[n, height, width]` or `[n, height, width, 3]` uint8 images.
         y_train: `[n]` int32 labels in `0..classes-1`.
-        x_test: `[n', ...]` uint8.
-        y_test: `[n']` int32.
+        x_test: `[n', height, width]` or `[n', height, width, 3]` uint8 images.
+        y_test: `[n']` int32 labels.
         classes: number of classes.
-        coarse_train: `[n]` int32 superclasses; cifar100 only.
-        coarse_test: `[n']` int32; cifar100 only.
+        coarse_train: `[n]` int32 superclasses; None except for cifar100.
+        coarse_test: `[n']` int32 superclasses; None except for cifar100.
     """
 
     name: str
@@ -57,14 +56,14 @@ class Source(NamedTuple):
 
 
 class Omniglot(NamedTuple):
-    """Omniglot, which has alphabets instead of one set of classes and no split: `partition.omniglot` makes one.
+    """Omniglot, whose characters belong to alphabets. It has no split: `partition.omniglot` makes one.
 
     Attributes:
-        name: "omniglot".
-        x: `[n, 28, 28]` uint8, ink is high.
+        name: `"omniglot"`.
+        x: `[n, 28, 28]` uint8 images; ink is bright.
         alphabet: `[n]` int32 in 0..49.
-        character: `[n]` int32, the character's number within its alphabet, from 1.
-        drawer: `[n]` int32 in 1..20, who drew it.
+        character: `[n]` int32, number of the character within its alphabet, from 1.
+        drawer: `[n]` int32 in 1..20, the person who drew it.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Omniglot(NamedTuple):
 
 
 def _idx(data: bytes) -> np.ndarray:
-    """The array in a gzipped IDX file: two zero bytes, type (8 = uint8), rank, sizes (big-endian), values."""
+    """Reads a gzipped IDX file of uint8: two zero bytes, type (8 = uint8), rank, sizes (big-endian), values."""
     raw = gzip.decompress(data)
     rank = raw[3] if len(raw) > 3 else 0
     shape = tuple(np.frombuffer(raw, ">u4", rank, 4).tolist()) if len(raw) >= 4 + 4 * rank else ()
@@ -96,13 +95,13 @@ def _unpack_emnist(files: Mapping[str, Path]) -> Arrays:
         for part in ("train", "test"):
             stem = f"gzip/emnist-byclass-{part}"
             images = _idx(archive.read(f"{stem}-images-idx3-ubyte.gz"))
-            out[f"x_{part}"] = images.transpose(0, 2, 1)  # EMNIST is stored by columns: letters lie on their side
+            out[f"x_{part}"] = images.transpose(0, 2, 1)  # EMNIST stores its images transposed
             out[f"y_{part}"] = _idx(archive.read(f"{stem}-labels-idx1-ubyte.gz"))
     return out
 
 
 def _cifar(path: Path, labels: tuple[str, ...], train: tuple[str, ...], test: str) -> Arrays:
-    """A binary CIFAR archive: records of one byte per label and 3 x 32 x 32 bytes of colour planes."""
+    """Reads a binary CIFAR archive: records of one byte per label and 3 x 32 x 32 bytes, one plane per color."""
     members: dict[str, bytes] = {}
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
@@ -126,11 +125,11 @@ def _unpack_cifar100(files: Mapping[str, Path]) -> Arrays:
 
 
 def _unpack_omniglot(files: Mapping[str, Path]) -> Arrays:
-    """Members are `<archive>/<alphabet>/character<number>/<label>_<drawer>.png`, 105 x 105, ink is 0."""
+    """Members are `<archive>/<alphabet>/character<number>/<label>_<drawer>.png`, 105 x 105 pixels; ink is 0."""
     from PIL import Image, ImageOps
 
     rows, alphabets = [], {}
-    for archive_name in ("images_background.zip", "images_evaluation.zip"):  # 30 + 20 alphabets, no name in both
+    for archive_name in ("images_background.zip", "images_evaluation.zip"):  # 30 + 20 alphabets, all different
         with zipfile.ZipFile(files[archive_name]) as archive:
             for member in sorted(m for m in archive.namelist() if m.endswith(".png")):
                 alphabet, character, drawing = member.split("/")[-3:]
@@ -144,7 +143,7 @@ def _unpack_omniglot(files: Mapping[str, Path]) -> Arrays:
 
 
 class _Kind(NamedTuple):
-    """A set: what its npz holds (key -> shape of an image, or how many labels), what to download, how to unpack."""
+    """A data set: keys of its npz (with the shape of an image or the number of labels), archives, how to unpack."""
 
     schema: Mapping[str, tuple[int, ...] | int]
     files: tuple[str, ...]
@@ -173,7 +172,7 @@ NAMES = ("digits", *_KINDS)
 
 
 def _needed(name: str) -> str:
-    """The npz that would do, for messages: one line per array."""
+    """The arrays that the npz must contain, one per line, for messages."""
     return "\n".join(
         f"  {key:<13}uint8 [n, {', '.join(map(str, want))}]"
         if isinstance(want, tuple)
@@ -184,25 +183,25 @@ def _needed(name: str) -> str:
 
 def _absent(name: str, path: Path, why: str) -> FileNotFoundError:
     return FileNotFoundError(
-        f"data set {name!r} is not on this machine: {why}.\n"
-        f"Put it at {path}, written by numpy.savez with the arrays\n{_needed(name)}\n"
-        f"or at FOLDER/{name}.npz anywhere and pass data_dir=FOLDER; load('digits') needs no file and no network."
+        f"data set {name!r} was not found: {why}.\n"
+        f"Save it as {path} with numpy.savez, with the arrays\n{_needed(name)}\n"
+        f"or as {name}.npz in any folder and pass data_dir=FOLDER; load('digits') needs no file and no network."
     )
 
 
 def _registered(name: str) -> dict[str, str]:
-    """`{file name: URL}` of the archives that `name` is made from, as registered with their checksums in TFDS."""
-    import tensorflow_datasets as tfds  # here, because a user with an npz pays no import for it
+    """The archives of data set `name`, `{file name: URL}`, as registered in TFDS."""
+    import tensorflow_datasets as tfds  # a slow import, needed for downloads only
 
     urls = {url.rsplit("/", 1)[-1]: url for url in tfds.builder_cls(name).url_infos or {}}
     return {file: urls[file] for file in _KINDS[name].files}
 
 
 def _unreachable(url: str) -> str | None:
-    """None if a connection to the URL's host (or to the proxy for it) can be opened within seconds, else why not.
+    """Tries to connect to the URL's host, or to its proxy; returns None, or a message if that fails.
 
-    Asked before TFDS is, which retries for over 200 s. In a thread, because a name server that does not answer blocks
-    longer than any socket timeout.
+    Without a network, TFDS would retry for over 200 s. The attempt runs in a thread, because a socket timeout does not
+    limit the name lookup.
     """
     parts = urllib.parse.urlsplit(url)
     proxy = urllib.request.getproxies().get(parts.scheme)
@@ -225,7 +224,7 @@ def _unreachable(url: str) -> str | None:
 
 
 def _download(name: str, urls: Mapping[str, str], folder: Path) -> dict[str, Path]:
-    """Fetches `urls` into `folder` and verifies size and checksum of each; `{file name: path}`."""
+    """Downloads `urls` into `folder` and verifies their sizes and checksums; returns `{file name: path}`."""
     import tensorflow_datasets as tfds
 
     manager = tfds.download.DownloadManager(
@@ -234,53 +233,53 @@ def _download(name: str, urls: Mapping[str, str], folder: Path) -> dict[str, Pat
         dataset_name=name,
         force_checksums_validation=True,
     )
-    # One by one: of several at once, the others still write into `folder` when the first error comes out.
+    # One at a time: parallel downloads would still write to `folder` after the first error is raised.
     return {file: Path(manager.download(url)) for file, url in urls.items()}
 
 
 def _prepare(name: str, path: Path) -> Arrays:
-    """Downloads and unpacks `name` and leaves it at `path`, whole and checked or not at all."""
+    """Downloads, unpacks and checks data set `name`, and writes it to `path` atomically."""
     urls = _registered(name)
     for url in {urllib.parse.urlsplit(url).netloc: url for url in urls.values()}.values():
         if why := _unreachable(url):
             raise _absent(name, path, f"{path} does not exist, and {why}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that the rename is atomic; a folder of our own, so that nobody meets our half-written files.
+    # On the target's file system, so that the rename is atomic.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{name}-", ignore_cleanup_errors=True) as folder:
-        whole = Path(folder) / f"{name}.npz"
+        complete = Path(folder) / f"{name}.npz"
         try:
             unpacked = _KINDS[name].unpack(_download(name, urls, Path(folder)))
-            np.savez(whole, **unpacked)  # pyright: ignore[reportArgumentType]
-            arrays = _read(name, whole)
-        except Exception as error:  # requests', TFDS's and the archives' own; to a user they are one: it did not arrive
+            np.savez(complete, **unpacked)  # pyright: ignore[reportArgumentType]
+            arrays = _read(name, complete)
+        except Exception as error:  # requests, TFDS, gzip, zipfile, tarfile and Pillow each raise their own types
             raise OSError(
                 f"downloading data set {name!r} failed and nothing was kept ({type(error).__name__}: {error}).\n"
-                f"Try again, or put the data at {path}, written by numpy.savez with the arrays\n{_needed(name)}"
+                f"Try again, or save the data as {path} with numpy.savez, with the arrays\n{_needed(name)}"
             ) from error
-        os.replace(whole, path)
+        os.replace(complete, path)
     return arrays
 
 
 def _read(name: str, path: Path) -> Arrays:
-    """The arrays of `path` after a check of keys, shapes, dtypes, lengths and labels; labels as int32."""
+    """Reads `path`, checks keys, shapes, dtypes, lengths and labels, and returns the arrays, labels as int32."""
     schema = _KINDS[name].schema
     try:
-        # A pickle can run code, and data files travel. Opened here, because np.load leaks what is no zip after all.
+        # No pickles, which can run code. Opened here, because np.load does not close a file that it cannot read.
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             missing = [key for key in schema if key not in file]
             if missing:
-                raise KeyError(f"lacks {', '.join(missing)}; it holds {', '.join(file) or 'nothing'}")
+                raise KeyError(f"lacks {', '.join(missing)}; it contains {', '.join(file) or 'nothing'}")
             arrays = {key: file[key] for key in schema}
     except KeyError as error:
         raise ValueError(f"{path} {error.args[0]}. Data set {name!r} needs\n{_needed(name)}") from None
     except (ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
-            f"{path} is no npz file of plain arrays ({error}). Data set {name!r} needs\n{_needed(name)}"
+            f"{path} is not an npz file of plain arrays ({error}). Data set {name!r} needs\n{_needed(name)}"
         ) from error
     for key, want in schema.items():
         array, n = arrays[key], len(arrays[_images_of(key)]) if arrays[_images_of(key)].ndim else 0
         if isinstance(want, tuple):
-            if array.shape[1:] == (*want, 1):  # grey images with a channel axis, as Keras and TFDS write them
+            if array.shape[1:] == (*want, 1):  # grayscale images with a channel axis, as in Keras and TFDS
                 array = array[..., 0]
             good = array.dtype == np.uint8 and array.shape[1:] == want and len(array) > 0
         else:
@@ -289,7 +288,7 @@ def _read(name: str, path: Path) -> Arrays:
         if not good:
             span = f" with values {array.min()}..{array.max()}" if array.dtype.kind in "iuf" and array.size else ""
             raise ValueError(
-                f"{key} of {path} is {array.dtype} {list(array.shape)}{span}. Data set {name!r} needs, with one n "
+                f"{key} of {path} is {array.dtype} {list(array.shape)}{span}. Data set {name!r} needs, with the same n "
                 f"for all arrays of a split,\n{_needed(name)}"
             )
         arrays[key] = array
@@ -297,16 +296,16 @@ def _read(name: str, path: Path) -> Arrays:
 
 
 def _images_of(key: str) -> str:
-    """The images that belong to the labels `key`."""
+    """The key of the images that the labels `key` belong to."""
     return "x" + key[key.index("_") :] if "_" in key else "x"
 
 
 def _digits() -> Source:
-    """scikit-learn's 1,797 digits: 50 of each class for testing, chosen by a fixed seed, 1,297 for training."""
+    """scikit-learn's 1,797 digits: 50 of each class for testing, drawn with a fixed seed, and 1,297 for training."""
     from sklearn.datasets import load_digits
 
     flat, y = load_digits(return_X_y=True)
-    x = np.round(flat.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # the file's values are 0..16
+    x = np.round(flat.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # scikit-learn's values are 0..16
     y = y.astype(np.int32)
     rng = np.random.default_rng(0)
     test = np.sort(np.concatenate([rng.permutation(np.flatnonzero(y == c))[:50] for c in range(10)]))
@@ -316,7 +315,7 @@ def _digits() -> Source:
 
 @overload
 def load(name: Literal["omniglot"], data_dir: str | os.PathLike[str] | None = None) -> Omniglot:
-    """Its alphabets, see below."""
+    """Omniglot, which has no split; see below."""
 
 
 @overload
@@ -324,42 +323,45 @@ def load(
     name: Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10", "cifar100"],
     data_dir: str | os.PathLike[str] | None = None,
 ) -> Source:
-    """A set with labels, see below."""
+    """A data set with a split; see below."""
 
 
 @overload
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source | Omniglot:
-    """A set whose name is not known before the program runs, see below."""
+    """A data set whose name is not known to the type checker; see below."""
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source | Omniglot:
-    """A real data set as NumPy arrays.
+    """Loads a data set as NumPy arrays.
 
-    `digits` comes with scikit-learn, is always the same and reads no file. Every other set is looked for
+    `digits` is part of scikit-learn and needs neither a file nor a network. All other data sets are looked up
 
-    1. at `<data_dir>/<name>.npz` if `data_dir` is given, and nowhere else: nothing is downloaded into your folders;
-    2. else in the cache, `~/.cache/fedamp_jax` or the folder in the environment variable `FEDAMP_JAX_CACHE`;
-    3. else on the internet: downloaded by TFDS from its registered URL, verified, unpacked and written to the cache.
+    1. in `<data_dir>/<name>.npz`, and nowhere else, if `data_dir` is given;
+    2. in the cache: `$FEDAMP_JAX_CACHE`, or `~/.cache/fedamp_jax` if that environment variable is not set;
+    3. on the internet: TFDS downloads the archives from their registered URLs and verifies them. The unpacked data are
+       written to the cache.
 
     Args:
-        name: `digits, mnist, fashion_mnist, emnist` (byclass, 62 classes, upright), `cifar10, cifar100` or `omniglot`.
-        data_dir: folder of `<name>.npz` with uint8 images and integer labels: `x_train y_train x_test y_test`, for
-            cifar100 also `coarse_train coarse_test`, for omniglot `x alphabet character drawer`. Others are ignored.
+        name: `"digits"`, `"mnist"`, `"fashion_mnist"`, `"emnist"` (the byclass split with 62 classes, images upright),
+            `"cifar10"`, `"cifar100"` or `"omniglot"`.
+        data_dir: folder of `<name>.npz`, a file with uint8 images and integer labels under the keys `x_train`,
+            `y_train`, `x_test` and `y_test`, for cifar100 also `coarse_train` and `coarse_test`, for omniglot `x`,
+            `alphabet`, `character` and `drawer`. Other keys are ignored.
 
     Returns:
-        `Source`; for omniglot `Omniglot`.
+        A `Source`; an `Omniglot` if the name is omniglot.
 
     Raises:
-        ValueError: for an unknown name, or a file whose keys, shapes, dtypes or labels are not those of the set.
-        FileNotFoundError: if there is neither file nor network; after seconds, and it says which file to put where.
-        OSError: if a download breaks off or its checksum is wrong.
+        ValueError: if the name is unknown, or the file has wrong keys, shapes, dtypes or labels.
+        FileNotFoundError: if there is no file and the network cannot be reached; raised within seconds.
+        OSError: if a download is interrupted or its checksum is wrong.
 
     >>> from fedamp_jax import data
     >>> digits = data.load("digits")
     >>> digits.x_train.shape, digits.x_test.shape, digits.x_train.dtype.name, int(digits.x_train.max())
     ((1297, 8, 8), (500, 8, 8), 'uint8', 255)
     """
-    checks.choice("name", name, NAMES)
+    check_choice("name", name, NAMES)
     if name == "digits":
         return _digits()
     if data_dir is not None:

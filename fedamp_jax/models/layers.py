@@ -1,9 +1,10 @@
-"""Convolution that stays fast when every client has kernels of its own.
+"""Convolutions that stay fast when every client has its own kernel.
 
-A vmapped convolution with one kernel per client becomes a grouped convolution: XLA's CPU backend (jax 0.10.2) runs it
-at a quarter of the speed of a plain one; and the gradient with respect to the kernel becomes one with a window as
-large as the image, run at a fiftieth of it. The plain convolution is as fast as a matrix product. So on a CPU
-everything here is arranged into plain convolutions; elsewhere into patches and one batched matrix product.
+`vmap` turns a convolution with one kernel per client into a grouped convolution, which XLA's CPU backend (jax 0.10.2)
+runs at a quarter of the speed of a plain one. The gradient with respect to the kernel becomes a convolution with a
+window as large as the image, which runs at a fiftieth of that speed. Plain convolutions are as fast as matrix products.
+So on CPUs, values and gradients are computed by plain convolutions; elsewhere by patches and one batched matrix
+product.
 """
 
 import functools
@@ -15,15 +16,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_choice, check_integer
 from fedamp_jax.types import Array
 
 LOWERINGS = ("auto", "loop", "patches", "xla")
 
 _NHWC = ("NHWC", "HWIO", "NHWC")
-# The kernel's gradient sums over B * H * W positions. A block of about this many keeps its operands in a core's
-# second-level cache: 14x14x32 -> 64 channels, batch 100 takes 38 ms of one core at once and 16 ms in blocks of 5 or 10
-# images; from 500 to 2000 positions the layers of ResNet18 are within 10 % of their best.
+# The kernel's gradient sums over B * H * W positions. The operands of a block of about this many positions fit into a
+# CPU core's level-2 cache: for 14x14x32 -> 64 channels and a batch of 100, one core takes 38 ms without blocks and
+# 16 ms with blocks of 5 or 10 images. With 500 to 2000 positions, ResNet18's layers are within 10 % of their best time.
 _POSITIONS = 2048
 
 
@@ -44,28 +45,35 @@ def conv_general_dilated(
 ) -> Array:
     """`lax.conv_general_dilated`, lowered so that `vmap` over kernels stays fast.
 
-    What is special is two spatial axes, NHWC images, HWIO kernels, no dilation, no groups, padding that is not
-    negative; everything else is handed to `lax.conv_general_dilated`.
+    The lowerings apply to convolutions with two spatial axes, NHWC images, HWIO kernels of the images' dtype and
+    non-negative padding, without dilation or groups. All other convolutions use `lax.conv_general_dilated`.
 
-    Lowerings: `"loop"` computes value and both gradients by plain convolutions, one client of a `vmap` after the other
-    (kernels of size 1 by a matrix product); it can be differentiated once, in reverse mode. `"patches"` copies the
-    k * k shifted images side by side and multiplies once, so a `vmap` is a batched matrix product. `"xla"` is
-    `lax.conv_general_dilated` itself. `"auto"` is `"loop"` on CPUs, as measured there, and `"patches"` elsewhere, where
-    it has not been measured yet.
+    - `"loop"` computes the value and both gradients by plain convolutions, one client of a `vmap` at a time (by a
+      matrix product if the kernel is 1x1). It can be differentiated once, in reverse mode.
+    - `"patches"` concatenates the k * l shifted images along the channels and multiplies them by the kernel, so that a
+      `vmap` becomes a batched matrix product.
+    - `"xla"` is `lax.conv_general_dilated`.
+    - `"auto"` is `"loop"` if JAX's default backend is the CPU, and `"patches"` otherwise.
 
     Args:
         lhs: `[B, H, W, I]` images.
         rhs: `[k, l, I, O]` kernel.
-        window_strides: step along H and W.
+        window_strides: strides along H and W.
         padding: `"SAME"`, `"VALID"` or `((low, high), (low, high))`.
-        lhs_dilation: as in `lax`; `feature_group_count`, `batch_group_count`, `precision` and the rest likewise.
+        lhs_dilation: see `lax.conv_general_dilated`, as for the following arguments.
+        rhs_dilation: see above.
+        dimension_numbers: see above.
+        feature_group_count: see above.
+        batch_group_count: see above.
+        precision: see above.
+        preferred_element_type: see above.
         lowering: one of `LOWERINGS`.
 
     Returns:
-        `[B, H', W', O]`, the dtype that `lax` gives.
+        `[B, H', W', O]`, of the same dtype as the result of `lax.conv_general_dilated`.
 
     Raises:
-        ValueError: unknown lowering.
+        ValueError: if the lowering is unknown.
 
     Example:
         >>> import flax.linen as nn, functools, jax, jax.numpy as jnp
@@ -74,7 +82,7 @@ def conv_general_dilated(
         >>> layer.init_with_output(jax.random.key(0), jnp.ones((2, 5, 5, 1)))[0].shape
         (2, 5, 5, 8)
     """
-    checks.choice("lowering", lowering, LOWERINGS)
+    check_choice("lowering", lowering, LOWERINGS)
     if lowering == "auto":
         lowering = "loop" if jax.default_backend() == "cpu" else "patches"
     strides, given, pads = tuple(window_strides), (lhs_dilation, rhs_dilation), ()
@@ -103,7 +111,7 @@ def conv_general_dilated(
 
 
 def _patches(x: Array, w: Array, strides, pads, precision) -> Array:
-    """The k * k shifted images beside each other, times the kernel as a matrix."""
+    """Concatenates the k * l shifted images along the channels and multiplies them by the kernel as a matrix."""
     (k, l, _, features), x = w.shape, jnp.pad(x, ((0, 0), *pads, (0, 0)))
     height, width = ((n - m) // s + 1 for n, m, s in zip(x.shape[1:3], (k, l), strides, strict=True))
     shifted = [
@@ -111,18 +119,18 @@ def _patches(x: Array, w: Array, strides, pads, precision) -> Array:
         for i in range(k)
         for j in range(l)
     ]
-    # Two axes, not four: the contraction of the gradient is then over one axis, which a matrix product takes as it is.
+    # Two axes instead of four, so that the gradient contracts a single axis, as in a matrix product.
     rows = jnp.concatenate(shifted, -1).reshape(x.shape[0] * height * width, -1)
     return jnp.matmul(rows, w.reshape(-1, features), precision=precision).reshape(-1, height, width, features)
 
 
 def _each_client(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Makes a `vmap` of the function a loop over it."""
+    """Makes `vmap` of the function a loop over clients."""
     function = custom_vmap(function)
 
     @function.def_vmap
     def loop(size, batched, *args):
-        if size == 1:  # a loop of one step costs copies in and out
+        if size == 1:  # a loop of one step would copy its inputs and outputs
             return function(*(a[0] if b else a for a, b in zip(args, batched, strict=True)))[None], True
         mapped = tuple(a for a, b in zip(args, batched, strict=True) if b)
 
@@ -136,7 +144,7 @@ def _each_client(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _loop(x: Array, w: Array, strides, pads, precision) -> Array:
-    """Value and gradients as plain convolutions, one client at a time."""
+    """Computes value and gradients by plain convolutions, one client at a time."""
     plain = functools.partial(lax.conv_general_dilated, dimension_numbers=_NHWC, precision=precision)
     forward = _each_client(lambda x, w: plain(x, w, strides, pads))
     to_input = _each_client(lambda dy, w: _input_gradient(plain, dy, w, x.shape, strides, pads))
@@ -155,10 +163,11 @@ def _loop(x: Array, w: Array, strides, pads, precision) -> Array:
 
 
 def _input_gradient(plain, dy: Array, w: Array, shape, strides, pads) -> Array:
-    """Inputs of one residue modulo the stride see every stride-th tap: a dense convolution of dy for each residue.
+    """Gradient with respect to the input, by one dense convolution of dy for each residue of a position modulo s.
 
-    Input `s u + a` got `sum_t w[s t + (a + low) % s]` from output `u + (a + low) // s - t`. One convolution of a
-    dilated dy would do `s * s` times the work.
+    With stride s, input `s u + a` contributes to output `u + (a + low) // s - t` through tap `s t + (a + low) % s`, for
+    every t: inputs of the same residue a use the same taps. One convolution of a dilated dy would do `s * s` times the
+    work.
     """
     w = w.transpose(0, 1, 3, 2)
     rows = []
@@ -176,19 +185,22 @@ def _input_gradient(plain, dy: Array, w: Array, shape, strides, pads) -> Array:
             row.append(plain(dy, taps, (1, 1), windows) if 0 not in taps.shape else none)
         rows.append(jnp.stack(row, 3) if len(row) > 1 else row[0])
     dx = jnp.stack(rows, 2) if len(rows) > 1 else rows[0]
-    # The last rows and columns of a size that the stride does not divide were computed for nothing.
+    # If the stride does not divide the size, the last rows and columns are superfluous.
     full = (shape[0], *(-(-n // s) * s for n, s in zip(shape[1:3], strides, strict=True)), shape[3])
     return dx.reshape(full)[:, : shape[1], : shape[2]]
 
 
 def _kernel_gradient(plain, x: Array, dy: Array, shape, strides, pads) -> Array:
-    """Images as channels: a convolution of x with dy as a large kernel, in blocks of images that fit into a cache."""
+    """Gradient with respect to the kernel: a convolution of x with dy as its kernel and the images as channels.
+
+    It is computed in blocks of images that fit into the cache.
+    """
     batch, height, width = dy.shape[:3]
-    area = max(height * width, x.shape[1] * x.shape[2] // 2)  # a stride reads more than it writes
+    area = max(height * width, x.shape[1] * x.shape[2] // 2)  # with a stride, x is larger than dy
     blocks = -(-batch // max(1, min(batch, round(_POSITIONS / area))))
     size = -(-batch // blocks)
-    wide = jnp.float32 if dy.dtype.itemsize < 4 else dy.dtype  # never sum a batch in bfloat16
-    # High padding such that exactly one output per tap remains; negative where the stride left input unread.
+    wide = jnp.float32 if dy.dtype.itemsize < 4 else dy.dtype  # do not sum over images in bfloat16
+    # The high padding leaves exactly one output per tap; it is negative if the stride leaves input unread.
     windows = [
         (low, k + (m - 1) * s - n - low)
         for (low, _), k, m, s, n in zip(pads, shape[:2], dy.shape[1:3], strides, x.shape[1:3], strict=True)
@@ -202,19 +214,19 @@ def _kernel_gradient(plain, x: Array, dy: Array, shape, strides, pads) -> Array:
             preferred_element_type=wide,
         )  # fmt: skip
 
-    # A sum over a map, as a loop's total would have to start as zeros that no `shard_map` knows to be one device's own.
+    # `lax.map` and a sum instead of a scan, whose zero initial value would not vary over devices under `shard_map`.
     return jnp.sum(lax.map(part, parts), 0).transpose(1, 2, 0, 3).astype(dy.dtype)
 
 
 def conv(features: int, size: int, *, stride: int = 1, lowering: str = "auto", **kwargs) -> nn.Conv:
-    """A SAME-padded square `nn.Conv` over `[B, H, W, C]` that uses `conv_general_dilated` of this module.
+    """An `nn.Conv` over `[B, H, W, C]` with a square kernel and SAME padding that uses `conv_general_dilated` above.
 
     Args:
         features: output channels.
         size: height and width of the kernel.
-        stride: step along both axes.
+        stride: stride along both axes.
         lowering: see `conv_general_dilated`.
-        **kwargs: of `nn.Conv`, such as `dtype`, `use_bias`.
+        **kwargs: arguments of `nn.Conv`, such as `dtype` and `use_bias`.
 
     Returns:
         The module.
@@ -224,31 +236,32 @@ def conv(features: int, size: int, *, stride: int = 1, lowering: str = "auto", *
 
 
 def check_image(shape: Sequence[int], smallest: int) -> tuple[int, ...]:
-    """Checks the shape of one example of a model for images.
+    """Checks the shape of one image.
 
     Args:
         shape: `(height, width)` or `(height, width, channels)`.
-        smallest: the least height and width that leave something after the model's poolings and strides.
+        smallest: least height and width that the model's pooling layers need.
 
     Returns:
-        The shape as a tuple of int.
+        The shape as a tuple.
 
     Raises:
-        TypeError, ValueError: it is not the shape of an image, or the image is too small.
+        TypeError: if a size is not an integer.
+        ValueError: if it is not the shape of an image, or the image is too small.
     """
     if not isinstance(shape, (tuple, list)) or len(shape) not in (2, 3):
         raise ValueError(f"shape must be (height, width) or (height, width, channels) of one image, got {shape}")
     for name, size in zip(("height", "width", "channels"), shape, strict=False):
-        checks.whole(f"the {name} in shape={shape}", size, low=1)
+        check_integer(f"the {name} in shape={shape}", size, low=1)
     shape = tuple(shape)
     if min(shape[:2]) < smallest:
         raise ValueError(
-            f"images of shape {shape} are too small: this model halves them until at least {smallest}x{smallest} are "
-            f"needed; enlarge the images or take a model without pooling, such as mlp(classes, shape={shape})"
+            f"images of shape {shape} are too small: this model's pooling layers need at least {smallest}x{smallest}; "
+            f"enlarge the images or use a model without pooling, such as mlp(classes, shape={shape})"
         )
     return shape
 
 
 def as_image(x: Array, dtype) -> Array:
-    """`[B, H, W]` or `[B, H, W, C]` to `[B, H, W, C]` of the dtype to compute in."""
+    """Converts `[B, H, W]` or `[B, H, W, C]` to `[B, H, W, C]` of the given dtype."""
     return (x if x.ndim == 4 else x[..., None]).astype(dtype)

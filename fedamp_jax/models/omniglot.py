@@ -1,11 +1,11 @@
-"""PFLEGO's network for Omniglot."""
+"""PFLEGO's convolutional network for Omniglot."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from fedamp_jax.models.cnn import build
+from fedamp_jax.models.convolutional import build
 from fedamp_jax.types import Task
 
 
@@ -17,24 +17,25 @@ def omniglot_cnn(
     compute_dtype: Any = jnp.float32,
     conv: str = "auto",
 ) -> Task:
-    """PFLEGO's CNN for Omniglot: four 3x3 convolutions of 64 filters, each with ReLU and 2x2 max pooling, and a head.
+    """PFLEGO's CNN for Omniglot: four 3x3 convolutions with 64 filters, each with ReLU and 2x2 max pooling.
 
-    The paper takes the architecture of MAML (Finn et al., 2017). Departs from it: no batch normalisation, which
-    neither PFLEGO's text nor its figure mentions. A 28x28 image leaves 1x1x64 features.
+    The paper uses the architecture of MAML (Finn et al. 2017). Departs from MAML: no batch normalization, which neither
+    PFLEGO's text nor its figure mentions. A 28x28 image gives 1x1x64 features.
 
     Args:
-        classes: C; with PFLEGO the number of characters of the largest alphabet, 55.
-        shape: of one image, `(height, width)` or `(height, width, channels)`.
+        classes: number of classes C; PFLEGO's largest alphabet has 55 characters.
+        shape: shape of one image, `(height, width)` or `(height, width, channels)`.
         filters: output channels of the convolutions.
-        compute_dtype: of the arithmetic in the body, such as `jnp.bfloat16`; parameters and logits stay float32.
+        compute_dtype: dtype of the computations in the body, such as `jnp.bfloat16`; parameters and logits are float32.
         conv: lowering of the convolutions, see `fedamp_jax.models.layers.conv_general_dilated`.
 
     Returns:
-        The `Task`; the last layer is the head.
+        A `Task` whose head is the last layer.
 
     Raises:
-        ValueError, TypeError: `classes` or a width is not a whole number of at least 1; the image is too small for
-            the poolings; unknown `conv`.
+        TypeError: if `classes` or a width is not an integer.
+        ValueError: if `classes` or a width is less than 1, the image is too small for the pooling layers, or `conv` is
+            unknown.
 
     Example:
         >>> import jax

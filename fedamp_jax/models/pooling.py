@@ -1,4 +1,4 @@
-"""Max pooling by maxima of slices: XLA's CPU backend scatters the gradient of `reduce_window` element by element."""
+"""Max pooling by maxima of slices, because the gradient of `lax.reduce_window` is a slow scatter on CPUs."""
 
 import functools
 
@@ -23,7 +23,7 @@ def _corners(x: Array) -> list[Array]:
 def _pool2_forward(x: Array) -> tuple[Array, Array]:
     first, second, third, fourth = _corners(x)
     top = jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
-    # One byte per window is all that the backward pass needs: a quarter of what reading x again would cost.
+    # The backward pass needs one byte per window and channel, instead of x.
     where = jnp.where(first == top, 0, jnp.where(second == top, 1, jnp.where(third == top, 2, 3)))
     return top, where.astype(jnp.uint8)
 
@@ -40,14 +40,15 @@ _pool2.defvjp(_pool2_forward, _pool2_backward)
 
 
 def max_pool(x: Array, size: int = 2, stride: int = 2, padding: str = "VALID") -> Array:
-    """Maximum over windows.
+    """Max pooling.
 
-    Of equal largest elements the first gets the gradient for 2x2 windows of stride 2, else they share it.
+    If several elements of a window are largest, the first gets the gradient for 2x2 windows of stride 2; for all other
+    windows they share it.
 
     Args:
-        x: `[B, H, W, C]` float.
+        x: `[B, H, W, C]` floats.
         size: height and width of the window.
-        stride: its step.
+        stride: stride along both axes.
         padding: `"VALID"` or `"SAME"`.
 
     Returns:
@@ -69,6 +70,6 @@ def max_pool(x: Array, size: int = 2, stride: int = 2, padding: str = "VALID") -
     def every(i, length):
         return slice(i, i + (length - 1) * stride + 1, stride)
 
-    # Rows, then columns: 2 * (size - 1) maxima instead of size * size - 1.
+    # Along rows, then along columns: 2 * (size - 1) maxima instead of size * size - 1.
     x = functools.reduce(jnp.maximum, [x[:, every(i, height)] for i in range(size)])
     return functools.reduce(jnp.maximum, [x[:, :, every(j, width)] for j in range(size)])

@@ -1,4 +1,4 @@
-"""ResNet18 for small images: FedAMP's model for CIFAR-100."""
+"""ResNet18 for small images, the FedAMP paper's model for CIFAR-100."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_choice, check_integer
 from fedamp_jax.models.layers import LOWERINGS, as_image, check_image, conv
 from fedamp_jax.models.task import Classifier, from_linen
 from fedamp_jax.types import Array, Task
@@ -16,14 +16,14 @@ NORMS = ("batch", "group")
 
 
 class Norm(nn.Module):
-    """Batch normalisation over the real rows of a batch, or group normalisation, which needs no other row."""
+    """Batch normalization over the real rows of a batch, or group normalization."""
 
     kind: str
     dtype: Any
 
     @nn.compact
     def __call__(self, x: Array, train: bool, mask: Array) -> Array:
-        x = x.astype(jnp.float32)  # moments in low precision would be worth little
+        x = x.astype(jnp.float32)  # mean and variance need float32's precision
         if self.kind == "group":
             x = nn.GroupNorm(math.gcd(32, x.shape[-1]))(x)
         else:
@@ -33,7 +33,7 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a way around them, through a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a skip connection, with a 1x1 convolution if the shape changes."""
 
     width: int
     stride: int
@@ -84,29 +84,30 @@ def resnet18(
     compute_dtype: Any = jnp.float32,
     conv: str = "auto",
 ) -> Task:
-    """ResNet18 (He et al., 2016), FedAMP's model for CIFAR-100, with the stem that is usual for 32x32 images.
+    """ResNet18 (He et al. 2016), the FedAMP paper's model for CIFAR-100, with the stem commonly used for 32x32 images.
 
-    Departs from the paper: a 3x3 convolution of step 1 and no pooling in front, instead of ImageNet's 7x7 and 3x3 of
-    step 2 each, which would leave one pixel. Two blocks of two convolutions for each of `widths`; 11,173,962
-    parameters for 10 classes.
+    Departs from He et al.: the stem is a 3x3 convolution of stride 1 without pooling, instead of ImageNet's 7x7
+    convolution and 3x3 max pooling of stride 2 each, which would reduce a 32x32 image to one pixel. Each entry of
+    `widths` is a stage of two blocks of two convolutions. With 10 classes it has 11,173,962 parameters.
 
     Args:
-        classes: C.
-        norm: `"batch"`, normalised in training by the real rows of the batch and in prediction by running statistics
-            (`Variables.stats`); or `"group"`, 32 groups (else the greatest common divisor of 32 and the width), which
-            has no statistics.
-        shape: of one image, `(height, width)` or `(height, width, channels)`.
-        widths: channels of the stages; every stage but the first halves the image.
-        compute_dtype: of the arithmetic in the body, such as `jnp.bfloat16`; parameters, statistics and logits stay
-            float32.
+        classes: number of classes C.
+        norm: `"batch"`, which normalizes by the real rows of the batch in training and by running statistics
+            (`Variables.stats`) in prediction; or `"group"`, which has no statistics and uses 32 groups, or the greatest
+            common divisor of 32 and the number of channels.
+        shape: shape of one image, `(height, width)` or `(height, width, channels)`.
+        widths: channels of the stages; every stage but the first halves height and width.
+        compute_dtype: dtype of the computations in the body, such as `jnp.bfloat16`; parameters, statistics and logits
+            are float32.
         conv: lowering of the convolutions, see `fedamp_jax.models.layers.conv_general_dilated`.
 
     Returns:
-        The `Task`; the last layer is the head.
+        A `Task` whose head is the last layer.
 
     Raises:
-        ValueError, TypeError: unknown `norm` or `conv`; `classes` or a width is not a whole number of at least 1; no
-            width at all; `shape` is not that of an image.
+        TypeError: if `classes` or a width is not an integer.
+        ValueError: if `classes` or a width is less than 1, `widths` is empty, `shape` is not the shape of an image, or
+            `norm` or `conv` is unknown.
 
     Example:
         >>> import jax
@@ -115,13 +116,13 @@ def resnet18(
         >>> task.predict(task.init(jax.random.key(0)), jax.numpy.zeros((2, 8, 8))).shape
         (2, 5)
     """
-    checks.whole("classes", classes, low=1)
-    checks.choice("norm", norm, NORMS)
-    checks.choice("conv", conv, LOWERINGS)
+    check_integer("classes", classes, low=1)
+    check_choice("norm", norm, NORMS)
+    check_choice("conv", conv, LOWERINGS)
     widths = tuple(widths)
     if not widths:
-        raise ValueError("widths is empty; give the channels of at least one stage")
+        raise ValueError("widths is empty: at least one stage is needed")
     for width in widths:
-        checks.whole("each width in widths", width, low=1)
+        check_integer("each width in widths", width, low=1)
     body = _Body(widths, norm, conv, compute_dtype)
     return from_linen(Classifier(body, classes), check_image(shape, 1))

@@ -1,4 +1,4 @@
-"""From a Flax Linen module to a `Task`: the only thing that the engine knows about a model."""
+"""Makes a `Task`, all that the algorithms need to know about a model, from a Flax Linen module."""
 
 import inspect
 from collections.abc import Sequence
@@ -10,49 +10,49 @@ import jax.numpy as jnp
 
 from fedamp_jax.types import Array, Batch, PyTree, Task, Variables
 
-# Finite, so that no inf - inf can arise; so low that its probability underflows to exactly 0 beside any real logit.
-_NEVER = -1e30
+# Finite, to avoid inf - inf, and so low that the probability underflows to exactly 0.
+_EXCLUDED = -1e30
 
 
 def cross_entropy(logits: Array, batch: Batch) -> Array:
     """Mean cross entropy over the real rows of a batch and the client's own classes.
 
-    Logits of classes that the client does not have get probability and gradient exactly 0. Rows where `batch.mask` is
-    False are selected away before anything is computed from them: NaN there reaches neither the value nor the gradient.
+    Classes from `batch.classes` on have probability and gradient exactly 0. Padding rows, where `batch.mask` is False,
+    affect neither the value nor the gradient, even if they are NaN.
 
     Args:
-        logits: `[B, C]` float.
-        batch: its `y`, `mask` and `classes` are read, `x` is not.
+        logits: `[B, C]` floats.
+        batch: the batch; `x` is not used.
 
     Returns:
-        `[]` float32; 0 if no row is real.
+        `[]` float32; 0 if there are no real rows.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from fedamp_jax.models import cross_entropy
         >>> from fedamp_jax.types import Batch
         >>> batch = Batch(x=jnp.zeros((2, 1)), y=jnp.array([0, 0]), mask=jnp.array([True, False]), classes=jnp.array(2))
-        >>> round(float(cross_entropy(jnp.zeros((2, 5)), batch)), 4)  # two classes of its own: log 2
+        >>> round(float(cross_entropy(jnp.zeros((2, 5)), batch)), 4)  # two classes: log 2
         0.6931
     """
     column = jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :]
-    # The inner selection keeps NaN out of log_softmax, whose derivative would turn a zero cotangent into NaN again.
+    # Replace padding before log_softmax: its derivative would multiply the zero cotangents by NaN.
     safe = jnp.where(batch.mask[:, None], logits.astype(jnp.float32), jnp.float32(0))
-    log_p = jax.nn.log_softmax(jnp.where(column < batch.classes, safe, jnp.float32(_NEVER)))
-    # A comparison instead of an index: its gradient is a select, where an index's would be a scatter.
+    log_p = jax.nn.log_softmax(jnp.where(column < batch.classes, safe, jnp.float32(_EXCLUDED)))
+    # A comparison instead of indexing, because the gradient of indexing is a scatter.
     picked = jnp.where((batch.y[:, None] == column) & batch.mask[:, None], log_p, jnp.float32(0))
     count = jnp.maximum(jnp.sum(batch.mask, dtype=jnp.float32), jnp.float32(1))
     return -jnp.sum(picked) / count
 
 
 def to_float(x: Array) -> Array:
-    """Makes network input of what a data set stores: uint8 to float32 in 0..1, other floats to float32, else as is.
+    """Converts stored data to network input.
 
     Args:
-        x: any shape; uint8 images, floats, or integers that a model looks up itself.
+        x: array of any shape.
 
     Returns:
-        The same shape.
+        An array of the same shape: uint8 as float32 scaled to 0..1, floats as float32, other dtypes unchanged.
     """
     if x.dtype == jnp.uint8:
         return x.astype(jnp.float32) / jnp.float32(255)
@@ -60,26 +60,26 @@ def to_float(x: Array) -> Array:
 
 
 def keep_rows(x: Array, mask: Array) -> Array:
-    """Replaces padding rows by zeros, whatever they hold.
+    """Replaces padding rows with zeros, even if they contain NaN.
 
     Args:
         x: `[B, ...]`.
-        mask: `[B]` bool.
+        mask: `[B]` bool, True for real rows.
 
     Returns:
-        `[B, ...]`, rows where `mask` is False are 0.
+        `[B, ...]`, zeros where `mask` is False.
     """
     return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
 
 
 class Classifier(nn.Module):
-    """A body that makes features and a linear head: the cut that personalized methods make.
+    """A body that computes features, and a linear head, the part that several methods personalize.
 
-    Parameters are `params["body"]` and `params["head"]`.
+    The parameters are `params["body"]` and `params["head"]`.
 
     Attributes:
         body: a module with `__call__(x [B, ...], train, mask [B]) -> [B, F]`.
-        classes: C, the width of the head.
+        classes: number of classes C, the width of the head.
     """
 
     body: nn.Module
@@ -89,20 +89,20 @@ class Classifier(nn.Module):
         self.head = nn.Dense(self.classes)
 
     def features(self, x: Array, train: bool, mask: Array) -> Array:
-        """`[B, F]` float32, what the head sees."""
+        """The input of the head, `[B, F]` float32."""
         return self.body(x, train, mask).astype(jnp.float32)
 
     def logits(self, features: Array) -> Array:
-        """`[B, C]` float32, the head alone."""
+        """Applies the head to features `[B, F]`; returns logits `[B, C]` float32."""
         return self.head(features)
 
     def __call__(self, x: Array, train: bool, mask: Array) -> Array:
-        """`[B, C]` float32."""
+        """The logits, `[B, C]` float32."""
         return self.logits(self.features(x, train, mask))
 
 
 class _Module:
-    """Calls a Linen module whatever of `train` and `mask` its methods take, and keeps its statistics apart."""
+    """A Linen module with a fixed input shape; passes `train` and `mask` only to methods that take them."""
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...], dtype: Any):
         self.model, self.shape, self.dtype = model, shape, dtype
@@ -120,14 +120,14 @@ class _Module:
         return dict(self.model.init({"params": key, "dropout": key}, to_float(x), **keywords))
 
     def input(self, x: Array) -> Array:
-        """Checks the shape while tracing: a broadcast deep inside a network names nothing that the user wrote."""
+        """Checks the shape of x while tracing, and converts x to the model's input."""
         if x.shape[1:] not in (self.shape, (*self.shape, 1)) and (*x.shape[1:], 1) != self.shape:
             raise ValueError(
-                f"x has shape {x.shape}, but this model was made for examples of shape {self.shape}, that is for x of "
+                f"x has shape {x.shape}, but this model was made for examples of shape {self.shape}, that is, x of "
                 f"shape {('B', *self.shape)}: make the model with shape={tuple(x.shape[1:])}, or reshape the data"
             )
         x = x.reshape(x.shape[:1] + self.shape)
-        # Tokens arrive as floats: a data set stores all numbers but uint8 as float32, which holds them up to 2^24.
+        # Tokens arrive as float32, the dtype of all data but uint8; float32 represents integers up to 2^24 exactly.
         tokens = jnp.issubdtype(self.dtype, jnp.integer) and self.dtype != jnp.uint8
         return x.astype(self.dtype) if tokens else to_float(x)
 
@@ -138,10 +138,10 @@ class _Module:
         return logits.astype(jnp.float32)
 
     def train(self, variables: Variables, batch: Batch, key: Array, method: str) -> tuple[Array, PyTree]:
-        # Zero rows in place of padding: past this line no NaN exists that a backward pass could multiply by 0.
+        # Replace padding before the network: a backward pass would multiply its zero cotangents by NaN.
         x = keep_rows(self.input(batch.x), batch.mask)
         some = jnp.any(batch.mask)
-        # Statistics of no row at all would be 0 / 0; with a batch of only padding they are thrown away below.
+        # Statistics of no rows would be 0 / 0: a batch of only padding uses all rows, and its statistics are discarded.
         keywords = self.keywords(method, True, batch.mask | ~some)
         out, changed = self.model.apply(
             _collections(variables), x, **keywords, rngs={"dropout": key}, mutable=["batch_stats"], method=method
@@ -156,28 +156,28 @@ def _collections(variables: Variables) -> dict[str, PyTree]:
 
 
 def _find_head(paths: Sequence[str], head: Sequence[str] | str | None) -> tuple[str, ...]:
-    """The prefixes of the head's parameters; every one must name at least one parameter."""
+    """Returns the path prefixes of the head's parameters, after checking that each matches a parameter."""
     tops = list(dict.fromkeys(path.split("/")[0] for path in paths))
     if head is None:
         return ("head",) if "head" in tops else (tops[-1],)
     head = (head,) if isinstance(head, str) else tuple(head)
     if not head:
-        raise ValueError(f"head names no parameter; give the beginnings of some of these paths: {', '.join(paths)}")
+        raise ValueError(f"head is empty: give prefixes of some of the parameters' paths: {', '.join(paths)}")
     for prefix in head:
         if not any(path == prefix or path.startswith(prefix + "/") for path in paths):
-            raise ValueError(f"head={prefix!r} is the beginning of no parameter's path; there are: {', '.join(paths)}")
+            raise ValueError(f"head={prefix!r} is not a prefix of any parameter's path; paths are: {', '.join(paths)}")
     return head
 
 
 def _inspect(module: _Module) -> tuple[list[str], jax.ShapeDtypeStruct]:
-    """Parameter paths in the order in which the model makes them, and the logits' shape; computes nothing."""
+    """Returns the parameter paths in order of creation, and the shape of the logits; computes shapes only."""
     paths: list[str] = []
 
     def shapes(key):
         variables = module.init(key)
         extra = sorted(set(variables) - {"params", "batch_stats"})
         if extra:
-            raise ValueError(f"the model has variables {extra}; only 'params' and 'batch_stats' are supported")
+            raise ValueError(f"the model has variables {extra}, but only 'params' and 'batch_stats' are supported")
         if not jax.tree.leaves(variables.get("params", {})):
             raise ValueError("the model has no parameters")
         paths.extend(_paths(variables["params"]))
@@ -198,28 +198,28 @@ def _paths(tree: Any, prefix: str = "") -> list[str]:
 def from_linen(
     model: nn.Module, sample_shape: Sequence[int], *, head: Sequence[str] | str | None = None, dtype: Any = jnp.float32
 ) -> Task:
-    """Makes a `Task` of a Flax Linen module.
+    """Makes a `Task` from a Flax Linen module.
 
-    The module's `__call__(x)` may also take `train` (bool) and `mask` (`[B]` bool, True for real rows; give it to
-    BatchNorm as `mask=mask[:, None]`, so that a partial batch is normalised by its real rows only). uint8 inputs reach
-    it as float32 in 0..1, padding rows as zeros. BatchNorm's statistics (`batch_stats`) become `Variables.stats`; a
-    random generator named `dropout` is there in training.
+    Besides `x`, the module's `__call__` may take `train` (bool) and `mask` (`[B]` bool, True for real rows). Pass the
+    mask on to `nn.BatchNorm` as `mask=mask[:, None]`, so that a partial batch is normalized by its real rows only.
+    uint8 inputs are converted to float32 in 0..1, and in training padding rows are zeros. BatchNorm's statistics
+    (`batch_stats`) become `Variables.stats`. In training, a random generator named `dropout` is available.
 
     Args:
         model: the module; a `Classifier` also gives the task `features` and `head_loss`.
-        sample_shape: the shape of one example, without the batch axis.
-        head: beginnings of the paths of the parameters that make the personal head, whole names between slashes
-            (`"Dense_1"` is not the beginning of `"Dense_10/kernel"`). Default: `"head"` if the model has such a layer,
-            else the last top-level layer that it makes.
-        dtype: what the model takes. An integer type other than uint8, for models that look tokens up, gets the data
-            set's numbers as such; all others get float32.
+        sample_shape: shape of one example, without the batch axis.
+        head: path prefixes of the parameters that form the personal head. Names are matched as a whole: `"Dense_1"` is
+            not a prefix of `"Dense_10/kernel"`. None means `"head"` if the model has such a layer, else the top-level
+            layer that it creates last.
+        dtype: dtype of the model's input. For an integer dtype other than uint8, as for models that look up tokens, x
+            is converted to it; for all others to float32.
 
     Returns:
-        The task; its loss is `cross_entropy`.
+        A `Task` whose loss is `cross_entropy`.
 
     Raises:
-        ValueError: a prefix of `head` names no parameter; logits are not `[B, C]`; the model has collections other
-            than `params` and `batch_stats`. While tracing: x is not of the sample shape.
+        ValueError: if a prefix in `head` matches no parameter, logits are not `[B, C]`, or the model has collections
+            other than `params` and `batch_stats`; while tracing, if x does not have the sample shape.
 
     Example:
         >>> import flax.linen as nn, jax
@@ -249,7 +249,7 @@ def from_linen(
         logits: Any = model.apply(_collections(variables), rows, method="logits")
         return cross_entropy(logits, batch)
 
-    cut = isinstance(model, Classifier)
+    split = isinstance(model, Classifier)
     return Task(
-        init, loss, module.predict, _find_head(paths, head), features if cut else None, head_loss if cut else None
+        init, loss, module.predict, _find_head(paths, head), features if split else None, head_loss if split else None
     )

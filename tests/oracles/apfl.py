@@ -8,7 +8,7 @@ outputs instead of weights, has taken both other steps already, and adds 0.02 al
 
 import numpy as np
 
-from .model import gradient, sizes
+from .model import accepted, gradient, sizes
 from .trees import add, average, dot, scale, sub
 
 
@@ -17,11 +17,12 @@ def mix(alpha, v, w):
     return add(scale(alpha, v), scale(1 - alpha, w))
 
 
-def round(state, clients, batches, online, k, *, lr, adapt=None, alpha_lr=None):
+def round(state, clients, batches, online, k, *, lr, adapt=None, alpha_lr=None, rejected=None):
     """One round of SGD. adapt: None (alpha fixed), "round" (first batch of the round only) or "step" (every batch).
 
     All three updates of a step use the values before it: w_i, v_i and alpha_i of t - 1 and the batch of t.
     """
+    online = accepted(online, rejected)
     v, alpha = list(state["local"]), list(state["alpha"])
     sent = [None] * len(clients)
     for i, client in enumerate(clients):

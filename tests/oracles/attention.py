@@ -40,14 +40,15 @@ def attention(t, sigma, kind="neg_exp"):
 
 
 def _fill(scores, self_weight, online, stale):
-    """Rows of xi from scores[i, j]; only clients that count send, and i itself never does."""
+    """Rows of xi from scores[i, j]: an online i receives from every other j that is online; from all ("include")."""
     m = len(scores)
-    counts = [True] * m if online is None or stale == "include" else list(online)
+    receives = [True] * m if online is None else list(online)
+    sends = [True] * m if stale == "include" else receives
     xi = np.eye(m)
     for i in range(m):
-        others = [j for j in range(m) if j != i and counts[j]]
+        others = [j for j in range(m) if j != i and sends[j]]
         total = sum(scores[i, j] for j in others)
-        if not counts[i] or (self_weight is not None and total == 0):
+        if not receives[i] or (self_weight is not None and total == 0):
             continue  # absent, or nobody to listen to: u_i = w_i
         own = 1 - total if self_weight is None else np.broadcast_to(self_weight, m)[i]
         for j in others:

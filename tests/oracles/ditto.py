@@ -3,12 +3,13 @@
 state = {"global": w, "models": [v_i]}; batches[i] = [batches of the global phase, batches of the personal phase].
 """
 
-from .model import sizes, train
+from .model import accepted, sizes, train
 from .trees import average
 
 
-def round(state, clients, batches, online, k, *, optimizer, lam, personal_optimizer=None):
+def round(state, clients, batches, online, k, *, optimizer, lam, personal_optimizer=None, rejected=None):
     """One FedAvg round of w; v_i takes steps on f_i(v) + lam / 2 * ||v - w^t||^2, w^t as received BEFORE that round."""
+    online = accepted(online, rejected)
     w = state["global"]
     models, local = list(state["models"]), [None] * len(clients)
     for i, client in enumerate(clients):

@@ -1,11 +1,12 @@
-"""FedAMP and HeurFedAMP (Huang et al. 2021, Algorithm 1, Eq. 5-8).
+"""FedAMP (Huang et al. 2021, Algorithm 1, Eq. 5-7), and what HeurFedAMP shares with it.
 
 state = {"models": [params]}; a round also returns "xi" [M, M] and "cloud" [params], which it never reads.
-Under stale="include" an offline client's row of xi is computed like any other, but the client does not train.
+Under stale="include" an offline client's model is sent to the others; it receives nothing itself, u_i = w_i.
+A rejected client has received u_i, and the others its model from before the round.
 """
 
-from .attention import cloud, heuristic_weights, weights
-from .model import train
+from .attention import cloud, weights
+from .model import accepted, train
 
 
 def decaying(start=1e4, factor=0.1, every=30):
@@ -13,12 +14,13 @@ def decaying(start=1e4, factor=0.1, every=30):
     return lambda k: start * factor ** (k // every)
 
 
-def proximal(state, xi, clients, batches, online, *, optimizer, pull, start):
+def proximal(state, xi, clients, batches, online, *, optimizer, pull, start, rejected=None):
     """Eq. 6 approximately: steps on F_i(w) + pull / 2 * ||w - u_i||^2 from u_i ("cloud") or from w_i ("personal")."""
     u = cloud(xi, state["models"])
+    keep = accepted(online, rejected)
     first = {"cloud": u, "personal": state["models"]}[start]
     models = [
-        train(first[i], client, batches[i], optimizer, pull=pull, centre=u[i]) if online[i] else state["models"][i]
+        train(first[i], client, batches[i], optimizer, pull=pull, centre=u[i]) if keep[i] else state["models"][i]
         for i, client in enumerate(clients)
     ]
     return {"models": models, "xi": xi, "cloud": u}
@@ -39,17 +41,11 @@ def round(
     self_weight=None,
     start="cloud",
     stale="exclude",
+    rejected=None,
 ):
     """FedAMP. `alpha` is a function of the 0-based round; the penalty is lam / (2 alpha_k) * ||w - u_i||^2."""
     xi = weights(
         state["models"], alpha=alpha(k), sigma=sigma, kind=kind, self_weight=self_weight, online=online, stale=stale
     )
-    return proximal(state, xi, clients, batches, online, optimizer=optimizer, pull=lam / alpha(k), start=start)
-
-
-def heuristic_round(
-    state, clients, batches, online, k, *, optimizer, alpha, lam, sigma, self_weight, start="cloud", stale="exclude"
-):
-    """HeurFedAMP: Eq. 8 instead of Eq. 7, everything else the same; alpha_k remains in the penalty."""
-    xi = heuristic_weights(state["models"], sigma=sigma, self_weight=self_weight, online=online, stale=stale)
-    return proximal(state, xi, clients, batches, online, optimizer=optimizer, pull=lam / alpha(k), start=start)
+    pull = lam / alpha(k)
+    return proximal(state, xi, clients, batches, online, optimizer=optimizer, pull=pull, start=start, rejected=rejected)

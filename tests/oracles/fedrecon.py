@@ -5,14 +5,25 @@ batches[i] = [batches of the support set, batches of the query set]; the caller 
 The paper weights clients by the size of their query set; here by n_i unless `weights` are given.
 """
 
-from .model import sizes, train
+from .model import accepted, sizes, train
 from .trees import add, average, scale, sub
 
 
 def round(
-    state, clients, batches, online, k, *, optimizer, reconstruction_optimizer=None, server_step=1.0, weights=None
+    state,
+    clients,
+    batches,
+    online,
+    k,
+    *,
+    optimizer,
+    reconstruction_optimizer=None,
+    server_step=1.0,
+    weights=None,
+    rejected=None,
 ):
     """Reconstruct the head with the body frozen, update the body with the head frozen, average the body's changes."""
+    online = accepted(online, rejected)
     start, deltas = {"body": state["body"], "head": state["head"]}, [None] * len(clients)
     for i, client in enumerate(clients):
         if online[i]:

@@ -7,9 +7,9 @@ from .fedavg import fedprox
 from .model import train
 
 
-def round(state, clients, batches, online, k, *, optimizer, mu=0.0):
+def round(state, clients, batches, online, k, *, optimizer, mu=0.0, rejected=None):
     """One round of the global method."""
-    return fedprox(state, clients, batches, online, k, optimizer=optimizer, mu=mu)
+    return fedprox(state, clients, batches, online, k, optimizer=optimizer, mu=mu, rejected=rejected)
 
 
 def personalize(state, clients, batches, *, optimizer):

@@ -48,13 +48,18 @@ def gradient(params, client, rows=None):
     return loss_and_gradient(params, client["x"][rows], client["y"][rows], client["classes"])[1]
 
 
-def train(params, client, batches, optimizer, *, parts=PARTS, pull=0.0, centre=None):
-    """One step of a fresh `optimizer` per batch on loss + pull / 2 * ||w - centre||^2, on `parts` only."""
+def train(params, client, batches, optimizer, *, parts=PARTS, pull=0.0, centre=None, extra=None):
+    """One step of a fresh `optimizer` per batch on loss + pull / 2 * ||w - centre||^2, on `parts` only.
+
+    extra(params): the gradient of a further term of the objective.
+    """
     update = optimizer()
     for rows in batches:
         grads = gradient(params, client, rows)
         if centre is not None:
             grads = add(grads, scale(pull, sub(params, centre)))
+        if extra is not None:
+            grads = add(grads, extra(params))
         params = {**params, **update({p: params[p] for p in parts}, {p: grads[p] for p in parts})}
     return params
 
@@ -62,3 +67,11 @@ def train(params, client, batches, optimizer, *, parts=PARTS, pull=0.0, centre=N
 def sizes(clients):
     """Number of examples of each client, n_i."""
     return [len(client["y"]) for client in clients]
+
+
+def accepted(online, rejected):
+    """Clients whose result counts: online, and not `rejected` (trained, but the result was thrown away).
+
+    A rejected client keeps everything of its own and counts as offline in every step of the server.
+    """
+    return [bool(here) and not (rejected is not None and rejected[i]) for i, here in enumerate(online)]

@@ -4,12 +4,13 @@ FedPer, FedRep: state = {"body": tree, "heads": [tree]}. FedBABU: state = {"body
 FedRep as published averages bodies uniformly (equal sizes are assumed); here by size, like the others.
 """
 
-from .model import sizes, train
+from .model import accepted, sizes, train
 from .trees import average
 
 
-def fedper(state, clients, batches, online, k, *, optimizer):
+def fedper(state, clients, batches, online, k, *, optimizer, rejected=None):
     """Body and own head trained jointly from (global body, own head); bodies averaged, heads kept."""
+    online = accepted(online, rejected)
     heads, bodies = list(state["heads"]), [None] * len(clients)
     for i, client in enumerate(clients):
         if online[i]:
@@ -18,8 +19,9 @@ def fedper(state, clients, batches, online, k, *, optimizer):
     return {"body": average(bodies, sizes(clients), online, otherwise=state["body"]), "heads": heads}
 
 
-def fedrep(state, clients, batches, online, k, *, optimizer, body_optimizer=None):
+def fedrep(state, clients, batches, online, k, *, optimizer, body_optimizer=None, rejected=None):
     """batches[i] = [head phase, body phase]: head steps with the global body, then body steps with the new head."""
+    online = accepted(online, rejected)
     heads, bodies = list(state["heads"]), [None] * len(clients)
     for i, client in enumerate(clients):
         if online[i]:
@@ -34,8 +36,9 @@ def personalize(state):
     return [{"body": state["body"], "head": head} for head in state["heads"]]
 
 
-def fedbabu(state, clients, batches, online, k, *, optimizer):
+def fedbabu(state, clients, batches, online, k, *, optimizer, rejected=None):
     """Body trained under the common head, which never changes; bodies averaged."""
+    online = accepted(online, rejected)
     bodies = [
         train(state, client, batches[i], optimizer, parts=("body",))["body"] if online[i] else None
         for i, client in enumerate(clients)

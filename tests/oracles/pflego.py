@@ -3,15 +3,16 @@
 state = {"body": theta, "heads": [W_i]}. Full-batch: `batches` is not read.
 """
 
-from .model import gradient, sizes
+from .model import accepted, gradient, sizes
 from .trees import add, scale, sub, zeros
 
 
-def round(state, clients, batches, online, k, *, tau, beta, rho, head_alpha=False):
+def round(state, clients, batches, online, k, *, tau, beta, rho, head_alpha=False, rejected=None):
     """Take tau - 1 head steps at the received theta, then one joint gradient, shared by client and server.
 
     head_alpha: multiply alpha_i into the head's last step, as Eq. 5 has it and Eq. 3 and Algorithm 1 do not.
     """
+    online = accepted(online, rejected)
     heads, total = list(state["heads"]), zeros(state["body"])
     examples, clients_online = sum(sizes(clients)), sum(bool(here) for here in online)
     for i, client in enumerate(clients):

@@ -4,12 +4,13 @@ state = {"global": x, "c": server control variate, "c_i": [client control variat
 "models" are the local models after the client's last training; the algorithm never reads them.
 """
 
-from .model import gradient
+from .model import accepted, gradient
 from .trees import add, combine, scale, sub
 
 
-def round(state, clients, batches, online, k, *, lr, global_step=1.0, option=2):
+def round(state, clients, batches, online, k, *, lr, global_step=1.0, option=2, rejected=None):
     """One round. Uniform means over the online clients S, as published, whatever their sizes."""
+    online = accepted(online, rejected)
     x, c = state["global"], state["c"]
     c_i, models = list(state["c_i"]), list(state["models"])
     moves, changes = [], []

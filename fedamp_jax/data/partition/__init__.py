@@ -1,7 +1,8 @@
-"""Who gets which samples: pure functions from labels and a seed to index lists; no pixel is ever touched.
+"""Partitions of a data set over clients: pure functions from labels and a seed to index lists.
 
-Every function returns a `Partition`. Training samples are dealt without repetition, so no sample is in two places, and
-training and test draws come from separate streams of `seed`: another `test_size` leaves the training sets as they are.
+Every partition function returns a `Partition`. No training sample is given to two clients, unless `replace=True` is
+passed to `practical`. Training and test draws use separate random streams of `seed`: changing `test_size` does not
+change the training sets.
 """
 
 from fedamp_jax.data.partition.base import Partition

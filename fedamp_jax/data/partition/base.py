@@ -1,21 +1,21 @@
-"""What all partitions share: their type, checked labels, independent streams of random numbers."""
+"""What all partition functions share: the return type, checked labels, independent random generators."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_integer
 
 Rows = list[np.ndarray]
 
 
 class Partition(NamedTuple):
-    """Index lists of M clients, each ascending.
+    """Which samples each of M clients has.
 
     Attributes:
-        train: M arrays `[n_i]` int64 of rows of the training pool.
-        test: M arrays of rows of the test pool (`omniglot`: of the one pool that there is).
-        groups: `[M]` int32, the group that a client was drawn for; None where the setting has no groups.
+        train: M arrays `[n_i]` int64, ascending indices into the training pool.
+        test: M arrays `[n'_i]` int64, ascending indices into the test pool; for `omniglot`, into its only pool.
+        groups: `[M]` int32, each client's group; None if the setting has no groups.
     """
 
     train: Rows
@@ -24,26 +24,26 @@ class Partition(NamedTuple):
 
 
 def pool(y: Any, name: str) -> np.ndarray:
-    """`y` as labels `[n]`, n at least 1."""
+    """Returns `y` as an array of labels `[n]`, n >= 1; raises TypeError or ValueError if it is not one."""
     y = np.asarray(y)
     if y.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold integer labels, got dtype {y.dtype}")
     if y.ndim != 1 or y.size == 0 or y.min() < 0:
         lowest = f" and minimum {y.min()}" if y.size else ""
-        raise ValueError(f"{name} must be labels [n] from 0, n at least 1, got shape {list(y.shape)}{lowest}")
+        raise ValueError(f"{name} must be non-negative labels of shape [n], n >= 1, got shape {list(y.shape)}{lowest}")
     return y
 
 
 def generators(seed: int) -> tuple[np.random.Generator, np.random.Generator, np.random.Generator]:
-    """Three independent generators: who gets which classes, the training draws, the test draws."""
-    checks.whole("seed", seed, low=0)
+    """Three independent generators: for the assignment of classes, the training draws and the test draws."""
+    check_integer("seed", seed, low=0)
     plan, train, test = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3))
     return plan, train, test
 
 
 def no_empty(rows: Rows, part: str, how: str) -> Rows:
-    """`rows` sorted, or an error about the first client that got nothing."""
+    """Returns `rows` sorted; raises ValueError if a client has none, with `how` to avoid it."""
     for i, r in enumerate(rows):
         if len(r) == 0:
-            raise ValueError(f"client {i} (of {len(rows)}) would get no {part} sample: {how}")
+            raise ValueError(f"client {i} (of {len(rows)}) would get no {part} samples: {how}")
     return [np.sort(r).astype(np.int64) for r in rows]

@@ -1,22 +1,25 @@
-"""Partitions by class: all alike, few classes for each client, shares of each class drawn at random."""
+"""Partitions by class: IID, few classes per client, and Dirichlet-distributed class proportions."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data.partition.base import Partition, Rows, generators, no_empty, pool
 
 
 def iid(y_train: Any, y_test: Any, clients: int, *, seed: int = 0) -> Partition:
-    """All samples dealt at random, equally many to each client (sizes differ by at most 1).
+    """Splits all samples at random into equal parts; sizes differ by at most 1.
 
     Args:
         y_train: `[n]` integer labels of the training pool; only their number matters.
-        y_test: `[n']` of the test pool.
-        clients: how many clients.
-        seed: of the random draw.
+        y_test: `[n']` integer labels of the test pool.
+        clients: number of clients.
+        seed: random seed.
+
+    Returns:
+        A `Partition` without groups.
 
     Raises:
         ValueError: if there are more clients than samples.
@@ -25,7 +28,7 @@ def iid(y_train: Any, y_test: Any, clients: int, *, seed: int = 0) -> Partition:
     >>> [len(rows) for rows in partition.iid([0] * 8, [0] * 3, 3).train]
     [3, 3, 2]
     """
-    checks.whole("clients", clients, low=1)
+    check_integer("clients", clients, low=1)
     _, *streams = generators(seed)
     pools = pool(y_train, "y_train"), pool(y_test, "y_test")
     train, test = (
@@ -36,18 +39,26 @@ def iid(y_train: Any, y_test: Any, clients: int, *, seed: int = 0) -> Partition:
 
 
 def _share(y: np.ndarray, held: list[set[int]], rng: np.random.Generator, part: str) -> Rows:
-    """Each class cut into equal shares, one for each client whose set in `held` has it (sizes differ by at most 1).
+    """Splits each class equally among the clients that hold it; shares differ by at most 1 sample.
 
-    A class of fewer samples than holders is refused in training, where it would leave a client without a class it is
-    said to have. In testing some holders go without: EMNIST's rarest letters are fewer than 100 clients.
+    A class with fewer samples than holders is an error in training, where some client would lack a class that it is
+    meant to have. In testing, some holders get no samples of it.
+
+    Args:
+        y: `[n]` labels.
+        held: the classes of each client.
+        rng: random generator.
+        part: "training" or "test".
     """
     rows: list[Rows] = [[np.zeros(0, np.int64)] for _ in held]
     for c in sorted(set().union(*held)):
         members = np.flatnonzero(y == c)
-        holders = rng.permutation([i for i, classes in enumerate(held) if c in classes])  # who gets the odd sample
+        holders = rng.permutation(
+            [i for i, classes in enumerate(held) if c in classes]
+        )  # the first get the odd samples
         if part == "training" and len(members) < len(holders):
             raise ValueError(
-                f"class {c} is asked for by {len(holders)} clients and has {len(members)} training samples: "
+                f"class {c} is needed by {len(holders)} clients but has {len(members)} training samples: "
                 "use fewer clients or fewer classes_per_client"
             )
         for i, share in zip(holders, np.array_split(rng.permutation(members), len(holders)), strict=True):
@@ -56,10 +67,10 @@ def _share(y: np.ndarray, held: list[set[int]], rng: np.random.Generator, part: 
 
 
 def _classes_for(y_train: Any, y_test: Any, clients: int, classes_per_client: int):
-    """Checked labels and the classes that occur in training."""
+    """Checks the arguments; returns both label arrays and the distinct training labels."""
     y_train, y_test = pool(y_train, "y_train"), pool(y_test, "y_test")
-    checks.whole("clients", clients, low=1)
-    checks.whole("classes_per_client", classes_per_client, low=1)
+    check_integer("clients", clients, low=1)
+    check_integer("classes_per_client", classes_per_client, low=1)
     classes = np.unique(y_train)
     if classes_per_client > len(classes):
         raise ValueError(f"classes_per_client = {classes_per_client}, but y_train has {len(classes)} classes")
@@ -67,24 +78,29 @@ def _classes_for(y_train: Any, y_test: Any, clients: int, classes_per_client: in
 
 
 def pathological(y_train: Any, y_test: Any, clients: int, classes_per_client: int = 2, *, seed: int) -> Partition:
-    """The pathological non-IID setting (McMahan et al. 2017): few classes per client, all classes equally popular.
+    """The pathological non-IID setting (McMahan et al. 2017): few classes per client, all classes equally frequent.
 
-    Every class is cut into equal shards and every client gets one shard of each of `classes_per_client` distinct
-    classes. The `clients * classes_per_client` shards are spread over the classes as evenly as they go; all samples are
-    used, unless there are fewer shards than classes.
+    Every class is cut into equal shards, and every client gets one shard of each of `classes_per_client` distinct
+    classes. The `clients * classes_per_client` shards are spread over the classes as evenly as possible. All samples
+    are used, unless there are fewer shards than classes.
 
-    Departs from the paper: McMahan cuts the sorted labels every 300 samples, so that a shard can straddle two classes
-    and a client can get two shards of one; FedAMP's text wants "two classes", which this keeps exactly.
+    Departs from the paper: McMahan et al. cut the sorted labels every 300 samples, so a shard can contain two classes,
+    and a client can get two shards of the same class. Here every client has exactly `classes_per_client` classes, as
+    the FedAMP paper's "two classes" asks for.
 
     Args:
         y_train: `[n]` integer labels of the training pool.
-        y_test: `[n']` of the test pool, cut the same way for the same clients.
-        clients: how many clients.
-        classes_per_client: distinct classes of each client.
-        seed: of the random draw.
+        y_test: `[n']` integer labels of the test pool; each client gets the same classes as in training.
+        clients: number of clients.
+        classes_per_client: number of distinct classes of each client.
+        seed: random seed.
+
+    Returns:
+        A `Partition` without groups.
 
     Raises:
-        ValueError: if a class has fewer samples than clients that need it, or there are fewer classes than asked for.
+        ValueError: if a class has fewer training samples than clients that need it, a client would get no test
+            samples, or `classes_per_client` is larger than the number of classes.
 
     >>> import numpy as np
     >>> from fedamp_jax.data import partition
@@ -99,8 +115,8 @@ def pathological(y_train: Any, y_test: Any, clients: int, classes_per_client: in
     shards[plan.permutation(len(classes))[: clients * classes_per_client % len(classes)]] += 1
     held = []
     for left in range(clients, 0, -1):
-        # Whatever has a shard for each client left must go to this one too, or the last clients could not be served
-        # with distinct classes. The others are drawn in proportion to their shards, as from McMahan's deck.
+        # A class with as many shards as clients are left must go to each of them, this one included: a client takes
+        # at most one shard of a class. The other classes are drawn in proportion to their remaining shards.
         must = np.flatnonzero(shards == left)
         rest = np.where(shards == left, 0, shards)
         free = classes_per_client - len(must)
@@ -108,28 +124,33 @@ def pathological(y_train: Any, y_test: Any, clients: int, classes_per_client: in
         mine = np.concatenate([must, drawn])
         shards[mine] -= 1
         held.append(set(classes[mine].tolist()))
-    plan.shuffle(held)  # forced draws happen to the later clients: let no position tell
+    plan.shuffle(held)  # the later clients have more forced draws: make the order uninformative
     return Partition(_share(y_train, held, for_train, "training"), _share(y_test, held, for_test, "test"))
 
 
 def degrees(y_train: Any, y_test: Any, clients: int, classes_per_client: int, *, seed: int) -> Partition:
     """PFLEGO's degrees of personalization (section 4.3): K classes per client, drawn at random and independently.
 
-    K = 2 is its "high-pers", C/2 "medium-pers", C "no-pers". Each class is shared out equally among the clients that
-    have it, so a popular class comes in smaller shares.
+    With C classes in all, K = 2 is the paper's "high-pers", K = C/2 "medium-pers" and K = C "no-pers". Each class is
+    split equally among the clients that drew it.
 
-    The paper leaves open what becomes of a class that nobody drew: here it takes the place of a class that someone else
-    has too, as long as there are at least as many draws as classes, so that no data lie idle.
+    The paper leaves open: what happens to a class that no client drew. Here it replaces a class that another client
+    also drew, so that all samples are used if `clients * classes_per_client >= C`.
 
     Args:
         y_train: `[n]` integer labels of the training pool.
-        y_test: `[n']` of the test pool; a class of fewer test samples than clients leaves some without it.
-        clients: how many clients.
+        y_test: `[n']` integer labels of the test pool; if a class has fewer test samples than clients that drew it,
+            some of them get none.
+        clients: number of clients.
         classes_per_client: K.
-        seed: of the random draw.
+        seed: random seed.
+
+    Returns:
+        A `Partition` without groups.
 
     Raises:
-        ValueError: if a class has fewer training samples than clients that drew it, or K is larger than C.
+        ValueError: if a class has fewer training samples than clients that drew it, a client would get no test
+            samples, or K is larger than C.
 
     >>> import numpy as np
     >>> from fedamp_jax.data import partition
@@ -144,26 +165,26 @@ def degrees(y_train: Any, y_test: Any, clients: int, classes_per_client: int, *,
     for c in np.setdiff1d(np.arange(len(classes)), drawn):
         counts = np.bincount(drawn.ravel(), minlength=len(classes))
         spare = np.argwhere(counts[drawn] > 1)
-        if len(spare):  # else there are fewer draws than classes
+        if len(spare):  # empty if there are fewer draws than classes
             drawn[tuple(plan.choice(spare))] = c
     held = [set(classes[row].tolist()) for row in drawn]
     return Partition(_share(y_train, held, for_train, "training"), _share(y_test, held, for_test, "test"))
 
 
 def relabel(y_train: Any, y_test: Any, part: Partition) -> tuple[Rows, Rows, list[int]]:
-    """Labels of each client's own, `0..C_i-1`, for methods with a head per client (PFLEGO, FedPer, ...).
+    """Renumbers the labels of each client as `0..C_i-1`, for methods with a head per client (PFLEGO, FedPer, ...).
 
     Args:
         y_train: `[n]` integer labels of the training pool.
-        y_test: `[n']` of the test pool (`omniglot`: the same array twice).
-        part: who has what.
+        y_test: `[n']` integer labels of the test pool; for `omniglot`, the same array as `y_train`.
+        part: the clients' samples.
 
     Returns:
-        `(train labels, test labels, classes)`: M arrays `[n_i]` int32, M arrays, and M numbers of classes. A client's
-        classes are those it trains on, in ascending order.
+        `(train_labels, test_labels, classes)`: M arrays `[n_i]` int32, M arrays `[n'_i]` int32, and a list of the M
+        numbers of classes C_i. A client's classes are those in its training set, in ascending order.
 
     Raises:
-        ValueError: if a client tests on a class it does not train on.
+        ValueError: if a client has test samples of a class that it has no training samples of.
 
     >>> from fedamp_jax.data import partition
     >>> import numpy as np
@@ -176,7 +197,9 @@ def relabel(y_train: Any, y_test: Any, part: Partition) -> tuple[Rows, Rows, lis
     for i, rows in enumerate(part.test):
         foreign = np.setdiff1d(y_test[rows], own[i])
         if len(foreign):
-            raise ValueError(f"client {i} has test samples of class {foreign[0]}, but trains on {own[i].tolist()} only")
+            raise ValueError(
+                f"client {i} has test samples of class {foreign[0]}, but its training classes are {own[i].tolist()}"
+            )
     train, test = (
         [np.searchsorted(own[i], y[rows]).astype(np.int32) for i, rows in enumerate(lists)]
         for y, lists in ((y_train, part.train), (y_test, part.test))
@@ -185,7 +208,7 @@ def relabel(y_train: Any, y_test: Any, part: Partition) -> tuple[Rows, Rows, lis
 
 
 def _fill_empty(rows: Rows, wanted: Sequence[set[int]], y: np.ndarray, rng: np.random.Generator) -> Rows:
-    """Give each empty client one sample of a client that has at least two, if possible of a class in its `wanted`."""
+    """Moves one sample to each empty client, from a client with at least two; if possible of a class in `wanted`."""
     for i in [i for i, r in enumerate(rows) if len(r) == 0]:
         donors = [j for j, r in enumerate(rows) if len(r) > 1]
         wish = [j for j in donors if wanted[i] & set(y[rows[j]].tolist())]
@@ -197,18 +220,20 @@ def _fill_empty(rows: Rows, wanted: Sequence[set[int]], y: np.ndarray, rng: np.r
 
 
 def dirichlet(y_train: Any, y_test: Any, clients: int, alpha: float, *, seed: int) -> Partition:
-    """Every class is split over the clients in proportions drawn from a Dirichlet distribution (Hsu et al. 2019).
+    """Splits each class over the clients in proportions drawn from a Dirichlet distribution (Hsu et al. 2019).
 
-    Training and test samples follow the same proportions, and all are used. A client that would have no training (or
-    test) sample gets one of a client that has several, so sizes are at least 1; a test sample of a class that it trains
-    on where there is one.
+    Training and test samples follow the same proportions, and all samples are used. A client without training or test
+    samples gets one from a client that has several; a test sample is of a class that it trains on, if there is one.
 
     Args:
         y_train: `[n]` integer labels of the training pool.
-        y_test: `[n']` of the test pool.
-        clients: how many clients, at most n and n'.
-        alpha: concentration: near 0 a class lies with one client, large values approach IID.
-        seed: of the random draw.
+        y_test: `[n']` integer labels of the test pool.
+        clients: number of clients, at most n and at most n'.
+        alpha: concentration, greater than 0: near 0, each class belongs to one client; large values approach IID.
+        seed: random seed.
+
+    Returns:
+        A `Partition` without groups.
 
     Raises:
         ValueError: if alpha is not positive or there are more clients than samples.
@@ -220,11 +245,11 @@ def dirichlet(y_train: Any, y_test: Any, clients: int, alpha: float, *, seed: in
     ([10, 66, 108, 116], 300)
     """
     y_train, y_test = pool(y_train, "y_train"), pool(y_test, "y_test")
-    checks.whole("clients", clients, low=1)
-    checks.number("alpha", alpha, low=0)
+    check_integer("clients", clients, low=1)
+    check_number("alpha", alpha, low=0)
     for y, part in ((y_train, "training"), (y_test, "test")):
         if len(y) < clients:
-            raise ValueError(f"{clients} clients need a {part} sample each and there are {len(y)}: use fewer clients")
+            raise ValueError(f"{clients} clients need a {part} sample each, but there are {len(y)}: use fewer clients")
     plan, *streams = generators(seed)
     classes = np.union1d(y_train, y_test)
     ends = np.cumsum(plan.dirichlet(np.full(clients, float(alpha)), len(classes)), axis=1)[:, :-1]

@@ -1,15 +1,22 @@
-"""Clients that the data bring with them: a column of names, and Omniglot's alphabets."""
+"""Partitions that the data set itself provides: by a column of client names, and by Omniglot's alphabets."""
 
 from typing import Any
 
 import numpy as np
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_number
 from fedamp_jax.data.partition.base import Partition, Rows, generators, pool
 
 
 def by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
-    """The distinct names in a column, sorted, and the rows `[n_i]` of each.
+    """Groups rows by name.
+
+    Args:
+        column: `[n]` names of any hashable type.
+        what: name of the column, for messages.
+
+    Returns:
+        The M distinct names, sorted, and M arrays `[n_i]` int64 of the rows of each.
 
     Raises:
         ValueError: if a name is missing (None or NaN) or the column is not one-dimensional.
@@ -20,9 +27,9 @@ def by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
     >>> names, [r.tolist() for r in rows]
     (['a', 'b'], [[1], [0, 2]])
     """
-    if getattr(column, "ndim", 1) != 1:  # a list of tuples has no ndim: it is a column of tuples
+    if getattr(column, "ndim", 1) != 1:  # a list of tuples has no ndim: its names are tuples
         raise ValueError(f"{what} must have shape [n], got {list(column.shape)}")
-    # Plain Python objects: NumPy would make one string type of 1 and "1".
+    # Python objects, because NumPy would convert both 1 and "1" to the string "1".
     values: list[Any] = list(column) if isinstance(column, (list, tuple)) else column.tolist()
     rows: dict[Any, list[int]] = {}
     for i, name in enumerate(values):
@@ -31,44 +38,51 @@ def by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
         try:
             rows.setdefault(name, []).append(i)
         except TypeError:
-            raise TypeError(f"{what} has {name!r} in row {i}, which is not hashable and can be no name") from None
+            raise TypeError(f"{what} has {name!r} in row {i}, which is not hashable: names must be") from None
     try:
         names = sorted(rows)
-    except TypeError:  # names of several types, such as 7 and "7b", have no order of their own
+    except TypeError:  # names of several types, such as 7 and "7b", cannot be compared
         names = sorted(rows, key=lambda name: (type(name).__name__, repr(name)))
     return names, [np.array(rows[name], np.int64) for name in names]
 
 
 def match_names(expected: list[Any], found: list[Any], of_expected: str, of_found: str) -> None:
-    """Refuse two lists of clients that are not the same set.
+    """Checks that two lists name the same clients.
+
+    Args:
+        expected: names, which must be distinct.
+        found: names, distinct.
+        of_expected: name of the first list, for messages.
+        of_found: name of the second list, for messages.
 
     Raises:
-        ValueError: naming the first client that only one of them has.
+        ValueError: if `expected` names a client twice, or one list has a client that the other lacks.
     """
     if len(set(expected)) < len(expected):
         raise ValueError(f"{of_expected} lists a client twice: {expected}")
-    ours, theirs = (expected, of_expected), (found, of_found)
-    for (names, there), (others, gone) in ((ours, theirs), (theirs, ours)):
+    lists = ((expected, of_expected), (found, of_found))
+    for (names, here), (others, there) in (lists, lists[::-1]):
         only = [name for name in names if name not in set(others)]
         if only:
             raise ValueError(
-                f"client {only[0]!r} is in {there} but not in {gone} ({len(only)} of {len(names)} clients are): "
+                f"client {only[0]!r} is in {here} but not in {there}, as are {len(only)} of {len(names)} clients: "
                 "both must name the same clients"
             )
 
 
 def natural(clients_train: Any, clients_test: Any) -> Partition:
-    """The partition that the data come with: a column of client ids for each pool.
+    """The partition given by one column of client names for each pool.
 
     Args:
-        clients_train: `[n]` hashable names (hospital, writer, device), one per training sample.
-        clients_test: `[n']`, one per test sample; the same set of names.
+        clients_train: `[n]` hashable names (of hospitals, writers or devices), one per training sample.
+        clients_test: `[n']` names, one per test sample; the same set of names.
 
     Returns:
-        `Partition` with the clients sorted by name; `by_name(clients_train, "client")[0]` lists the names.
+        A `Partition` without groups, the clients sorted by name; `by_name(clients_train, "client")[0]` lists the names.
 
     Raises:
-        ValueError: if a client has only training or only test samples.
+        ValueError: if a client has only training or only test samples, or a name is missing.
+        TypeError: if a name is not hashable.
 
     >>> from fedamp_jax.data import partition
     >>> [rows.tolist() for rows in partition.natural(["Ulm", "Bern", "Ulm"], ["Bern", "Ulm"]).train]
@@ -86,19 +100,21 @@ def natural(clients_train: Any, clients_test: Any) -> Partition:
 def omniglot(alphabet: Any, character: Any, *, seed: int, test_fraction: float = 0.25) -> Partition:
     """PFLEGO's Omniglot setting (section 4.2): one client per alphabet, 75% of each character's drawings for training.
 
-    Labels within the alphabet come from `relabel(character, character, part)`.
+    `relabel(character, character, part)` gives the labels within each alphabet.
 
     Args:
-        alphabet: `[n]` integers, whose drawing it is.
-        character: `[n]` integers, its number within the alphabet.
-        seed: of the random draw.
-        test_fraction: share of each character's drawings for testing, between 0 and 1; at least 1, and 1 remains.
+        alphabet: `[n]` integers, the alphabet of each drawing.
+        character: `[n]` integers, the number of its character within the alphabet.
+        seed: random seed.
+        test_fraction: share of each character's drawings used for testing, in (0, 1]. At least one drawing of each
+            character is used for testing and one for training.
 
     Returns:
-        `Partition` of the one pool, clients in ascending order of `alphabet`.
+        A `Partition` without groups, clients in ascending order of `alphabet`. Its `train` and `test` index the same
+        pool.
 
     Raises:
-        ValueError: if a character has a single drawing, or the columns do not match.
+        ValueError: if a character has only one drawing, or `alphabet` and `character` differ in length.
 
     >>> import numpy as np
     >>> from fedamp_jax.data import partition
@@ -109,8 +125,8 @@ def omniglot(alphabet: Any, character: Any, *, seed: int, test_fraction: float =
     """
     alphabet, character = pool(alphabet, "alphabet"), pool(character, "character")
     if len(alphabet) != len(character):
-        raise ValueError(f"alphabet has {len(alphabet)} entries, character {len(character)}")
-    checks.number("test_fraction", test_fraction, low=0, high=1)
+        raise ValueError(f"alphabet has {len(alphabet)} entries, but character has {len(character)}")
+    check_number("test_fraction", test_fraction, low=0, high=1)
     _, rng, _ = generators(seed)
     train: Rows = []
     test: Rows = []
@@ -119,7 +135,7 @@ def omniglot(alphabet: Any, character: Any, *, seed: int, test_fraction: float =
         for c in np.unique(character[alphabet == a]):
             drawings = rng.permutation(np.flatnonzero((alphabet == a) & (character == c)))
             if len(drawings) < 2:
-                raise ValueError(f"character {c} of alphabet {a} has 1 drawing: training and testing need one each")
+                raise ValueError(f"character {c} of alphabet {a} has 1 drawing, but training and testing need one each")
             held_out = min(max(round(len(drawings) * test_fraction), 1), len(drawings) - 1)
             parts[0].append(drawings[held_out:])
             parts[1].append(drawings[:held_out])

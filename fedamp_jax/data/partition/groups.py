@@ -5,17 +5,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedamp_jax import checks
+from fedamp_jax.checks import check_choice, check_integer, check_number
 from fedamp_jax.data.partition.base import Partition, Rows, generators, pool
 
 
 class Group(NamedTuple):
-    """Clients of like data in `practical`.
+    """A group of clients with the same dominating classes, for `practical`.
 
     Attributes:
-        clients: how many clients.
-        classes: the dominating classes, from which most of their data come.
-        train_size: training samples of each client.
+        clients: number of clients.
+        classes: the dominating classes, which most of their samples belong to.
+        train_size: number of training samples of each client.
     """
 
     clients: int
@@ -24,10 +24,17 @@ class Group(NamedTuple):
 
 
 def superclasses(fine: Any, coarse: Any) -> np.ndarray:
-    """The superclass of each fine label, `[C]` int32, from the two labels of the same samples (CIFAR-100).
+    """Finds the superclass of each fine label (CIFAR-100).
+
+    Args:
+        fine: `[n]` integer labels.
+        coarse: `[n]` integer superclasses of the same samples.
+
+    Returns:
+        `[C]` int32, the superclass of each fine label `0..C-1`.
 
     Raises:
-        ValueError: if a fine label lies in two superclasses or does not occur.
+        ValueError: if a fine label has two superclasses or does not occur, or the lengths differ.
 
     >>> from fedamp_jax.data import partition
     >>> partition.superclasses([0, 1, 2, 1], [1, 0, 1, 0]).tolist()
@@ -35,38 +42,42 @@ def superclasses(fine: Any, coarse: Any) -> np.ndarray:
     """
     fine, coarse = pool(fine, "fine"), pool(coarse, "coarse")
     if len(fine) != len(coarse):
-        raise ValueError(f"fine has {len(fine)} labels, coarse {len(coarse)}")
+        raise ValueError(f"fine has {len(fine)} labels, but coarse has {len(coarse)}")
     of_fine = np.full(fine.max() + 1, -1, np.int32)
     of_fine[fine] = coarse
     for i in np.flatnonzero(of_fine[fine] != coarse):
-        raise ValueError(f"fine label {fine[i]} lies in superclasses {coarse[i]} and {of_fine[fine[i]]}")
+        raise ValueError(f"fine label {fine[i]} has two superclasses, {coarse[i]} and {of_fine[fine[i]]}")
     for c in np.flatnonzero(of_fine < 0):
-        raise ValueError(f"fine label {c} has no sample, so its superclass is unknown")
+        raise ValueError(f"fine label {c} has no samples, so its superclass is unknown")
     return of_fine
 
 
 def practical_groups(name: str, coarse_of_fine: Any = None) -> list[Group]:
-    """The groups of FedAMP's practical non-IID setting (Section 7 and Appendix C), for `practical`.
+    """The groups of the FedAMP paper's practical non-IID setting (Section 7 and Appendix C), for `practical`.
 
-    100 clients in 5 groups on MNIST and Fashion-MNIST, 62 in 3 groups on EMNIST, 100 in 20 groups on CIFAR-100, whose
-    dominating classes are those of one superclass. `digits` is not in the paper: 20 clients in 5 groups, MNIST's
-    setting cut to its 1,297 training images.
+    MNIST and Fashion-MNIST have 100 clients in 5 groups, EMNIST has 62 in 3 groups, and CIFAR-100 has 100 in 20 groups,
+    one per superclass. `digits` is not in the paper: its 20 clients in 5 groups are MNIST's setting scaled down to
+    1,297 training images.
 
     Args:
-        name: `digits, mnist, fashion_mnist, emnist` or `cifar100`.
-        coarse_of_fine: for cifar100 `[100]`, the superclass of each fine label, such as `superclasses` gives.
+        name: `"digits"`, `"mnist"`, `"fashion_mnist"`, `"emnist"` or `"cifar100"`.
+        coarse_of_fine: `[100]` integers, the superclass of each fine label, as returned by `superclasses`; needed for
+            cifar100 only.
+
+    Returns:
+        The groups.
 
     Raises:
-        ValueError: for another name, or for cifar100 without 20 superclasses.
+        ValueError: for any other name, or for cifar100 without 20 superclasses.
 
     >>> from fedamp_jax.data import partition
     >>> partition.practical_groups("mnist")[1]
     Group(clients=20, classes=(2, 3), train_size=400)
     """
-    checks.choice("name", name, ("digits", "mnist", "fashion_mnist", "emnist", "cifar100"))
+    check_choice("name", name, ("digits", "mnist", "fashion_mnist", "emnist", "cifar100"))
     if name == "cifar100":
         if coarse_of_fine is None:
-            raise ValueError("coarse_of_fine is needed for cifar100: superclasses(source.y_train, source.coarse_train)")
+            raise ValueError("cifar100 needs coarse_of_fine: pass superclasses(source.y_train, source.coarse_train)")
         of_fine = pool(coarse_of_fine, "coarse_of_fine")
         if len(of_fine) != 100 or np.unique(of_fine).tolist() != list(range(20)):
             raise ValueError(f"coarse_of_fine must map 100 fine labels to superclasses 0..19, got {of_fine.tolist()}")
@@ -78,12 +89,12 @@ def practical_groups(name: str, coarse_of_fine: Any = None) -> list[Group]:
 
 
 def _check_groups(groups: Sequence[Group], classes: np.ndarray) -> None:
-    """Refuse groups that are empty or that name classes twice or unknown ones."""
+    """Checks that groups are not empty and that their classes are distinct and occur in `classes`."""
     if len(groups) == 0:
         raise ValueError("groups is empty: at least one Group is needed")
     for g, group in enumerate(groups):
-        checks.whole(f"clients of group {g}", group.clients, low=1)
-        checks.whole(f"train_size of group {g}", group.train_size, low=1)
+        check_integer(f"clients of group {g}", group.clients, low=1)
+        check_integer(f"train_size of group {g}", group.train_size, low=1)
         listed = list(group.classes)
         unknown = sorted(set(listed) - set(classes.tolist()))
         if unknown or not listed or len(set(listed)) < len(listed):
@@ -94,11 +105,11 @@ def _check_groups(groups: Sequence[Group], classes: np.ndarray) -> None:
 
 
 def _brief(labels: list[int]) -> str:
-    """Labels for a message: all of a few, the ends of many."""
-    return str(labels) if len(labels) <= 12 else f"[{labels[0]}, ..., {labels[-1]}] ({len(labels)} of them)"
+    """Labels for a message: all if there are few, else the first and the last."""
+    return str(labels) if len(labels) <= 12 else f"[{labels[0]}, ..., {labels[-1]}] ({len(labels)} labels)"
 
 
-def _deal(
+def _draw(
     y: np.ndarray,
     groups: Sequence[Group],
     counts: list[tuple[int, int]],
@@ -106,12 +117,23 @@ def _deal(
     part: str,
     disjoint: bool,
 ) -> Rows:
-    """For each client `counts[group][0]` samples of dominating classes and `counts[group][1]` of the others.
+    """Draws `counts[g][0]` samples of dominating and `counts[g][1]` of other classes for each client of group g.
 
-    All dominating parts are drawn before any other: the 20% that CIFAR-100's clients take from foreign superclasses
-    would otherwise eat into pools of which the owners need four fifths. What they leave has few samples of the classes
-    with many owners, so each sample of a class weighs as much more as fewer of it are left: the others come from every
-    class as often as if nobody had drawn before, and as often as in the test sets.
+    The dominating parts of all groups are drawn first. Otherwise the 20% that CIFAR-100's clients draw from other
+    superclasses would use up samples that those superclasses' own clients need. The dominating draws leave some classes
+    with fewer samples than others, so the remaining samples are weighted by 1 / (share of their class that is left):
+    the other parts then follow the class frequencies of the whole pool, as the test sets do.
+
+    Args:
+        y: `[n]` labels of the pool.
+        groups: the groups.
+        counts: for each group, the samples per client of dominating and of other classes.
+        rng: random generator.
+        part: "training" or "test", for messages.
+        disjoint: whether no sample may be drawn by two clients.
+
+    Returns:
+        The indices of each client, ascending.
     """
     total = np.bincount(y)
     free = np.ones(len(y), bool)
@@ -122,21 +144,21 @@ def _deal(
             pool = np.flatnonzero((np.isin(y, list(group.classes)) == (kind == 0)) & free)
             each, copies = counts[g][kind], group.clients if disjoint else 1
             if each * copies > len(pool):
-                there = "left: use fewer clients or replace=True," if disjoint else "there: use"
+                there = "left: use fewer clients, replace=True," if disjoint else "available: use"
                 raise ValueError(
-                    f"group {g} (classes {_brief(list(group.classes))}) asks for {copies} x {each} = {each * copies} "
-                    f"{part} samples of its {what} classes, and {len(pool)} are {there} a smaller "
-                    f"{'train_size' if part == 'training' else 'test_size'}, or another share (dominating)"
+                    f"group {g} (classes {_brief(list(group.classes))}) needs {copies} x {each} = {each * copies} "
+                    f"{part} samples of its {what} classes, but {len(pool)} are {there} a smaller "
+                    f"{'train_size' if part == 'training' else 'test_size'}, or another value of dominating"
                 )
-            dealt = pool
+            drawn = pool
             if disjoint:
                 weight = (total / np.maximum(np.bincount(y[pool], minlength=len(total)), 1))[y[pool]]
-                dealt = rng.permutation(rng.choice(pool, each * copies, replace=False, p=weight / weight.sum()))
+                drawn = rng.permutation(rng.choice(pool, each * copies, replace=False, p=weight / weight.sum()))
             for i in range(group.clients):
-                mine = dealt[i * each : (i + 1) * each] if disjoint else rng.choice(pool, each, replace=False)
+                mine = drawn[i * each : (i + 1) * each] if disjoint else rng.choice(pool, each, replace=False)
                 shares[starts[g] + i].append(mine)
             if disjoint:
-                free[dealt] = False
+                free[drawn] = False
     return [np.sort(np.concatenate(share)).astype(np.int64) for share in shares]
 
 
@@ -150,30 +172,31 @@ def practical(
     dominating: float = 0.8,
     replace: bool = False,
 ) -> Partition:
-    """The paper's practical non-IID setting (Section 7): groups of clients that share their dominating classes.
+    """The FedAMP paper's practical non-IID setting (Section 7): groups of clients with common dominating classes.
 
-    Of each client's data `dominating` (80%, rounded to whole samples) are drawn uniformly from the samples of its
-    group's classes, the others uniformly from all other samples.
+    A share `dominating` of each client's samples (rounded to whole samples) is drawn uniformly from its group's
+    classes, the others from all other classes, in proportion to their frequency in the pool.
 
-    The paper leaves open whether clients share samples. Training samples do not, unless `replace=True`. Test samples
-    must: 100 clients with 100 test samples each want 2,000 samples of MNIST's classes 4 and 5 alone, which has 1,874.
-    So each client draws its test set without repetition, but independently of the other clients; no test sample is
-    ever a training sample, since the two come from different pools.
+    The paper leaves open: whether clients share samples. Here no training sample is given to two clients, unless
+    `replace=True`. Test samples have to be shared: 100 clients with 100 test samples each need about 2,000 of MNIST's
+    classes 4 and 5, which have 1,874. So each client draws its test set without repetition, but independently of the
+    other clients. Training and test samples come from different pools.
 
     Args:
         y_train: `[n]` integer labels of the training pool.
-        y_test: `[n']` of the test pool.
-        groups: in the order of the clients, such as `practical_groups` gives.
-        seed: of the random draw.
-        test_size: test samples of each client.
+        y_test: `[n']` integer labels of the test pool.
+        groups: groups in the order of the clients, such as those of `practical_groups`.
+        seed: random seed.
+        test_size: number of test samples of each client.
         dominating: share of the dominating classes, from 0 to 1.
-        replace: let clients draw their training sets independently too. A client never has a sample twice.
+        replace: draw the training sets independently as well, so that clients can have the same samples. A client never
+            has a sample twice.
 
     Returns:
-        `Partition` whose `groups [M]` is the number of each client's group.
+        A `Partition` whose `groups` `[M]` int32 holds each client's index into the argument `groups`.
 
     Raises:
-        ValueError: if a group's classes are unknown, or if there are too few samples (the message says of what).
+        ValueError: if a group's classes are unknown or there are too few samples; the message says which.
 
     >>> import numpy as np
     >>> from fedamp_jax.data import partition
@@ -183,14 +206,14 @@ def practical(
     (16, [0, 0, 1])
     """
     y_train, y_test = pool(y_train, "y_train"), pool(y_test, "y_test")
-    checks.whole("test_size", test_size, low=1)
-    checks.number("dominating", dominating, low=0, high=1, strict=False)
+    check_integer("test_size", test_size, low=1)
+    check_number("dominating", dominating, low=0, high=1, strict=False)
     _check_groups(groups, np.unique(y_train))
     _, for_train, for_test = generators(seed)
 
     def split(size: int) -> tuple[int, int]:
         return round(size * dominating), size - round(size * dominating)
 
-    train = _deal(y_train, groups, [split(g.train_size) for g in groups], for_train, "training", disjoint=not replace)
-    test = _deal(y_test, groups, [split(test_size)] * len(groups), for_test, "test", disjoint=False)
+    train = _draw(y_train, groups, [split(g.train_size) for g in groups], for_train, "training", disjoint=not replace)
+    test = _draw(y_test, groups, [split(test_size)] * len(groups), for_test, "test", disjoint=False)
     return Partition(train, test, np.repeat(np.arange(len(groups), dtype=np.int32), [g.clients for g in groups]))

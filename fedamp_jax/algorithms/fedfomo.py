@@ -1,0 +1,81 @@
+"""FedFomo (Zhang et al., ICLR 2021): models weighted by what they improve on a client's validation data."""
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.algorithms.fedamp import attentive
+from fedamp_jax.attention import Memory
+from fedamp_jax.checks import check_integer, check_number
+from fedamp_jax.minibatches import mean_loss
+from fedamp_jax.solver import Solver
+from fedamp_jax.trees import where
+from fedamp_jax.types import Algorithm, Data, Task
+from fedamp_jax.validation import cross_losses, holdout
+
+
+def fedfomo(
+    task: Task, solver: Solver, *, validation: float = 0.2, split_seed: int = 0, stats: str = "local"
+) -> Algorithm:
+    """FedFomo: `xi_ij` is proportional to `max(0, L_i(b_i) - L_i(w_j)) / ||w_j - b_i||`, and each row sums to 1.
+
+    L_i is the loss on client i's validation examples, b_i its model before its last training. Its own trained model
+    is one of the candidates. Client i then trains from `sum_j xi_ij w_j` on its other examples.
+
+    Args:
+        task: the model.
+        solver: local training, and the batch size of the validation losses.
+        validation: share of each client's examples that are for validation, in (0, 1); at least one. They are drawn
+            once, stay the same in all rounds, and are never trained on, except by a client with a single example.
+        split_seed: of that draw, which also follows the client's id.
+        stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
+
+    Returns:
+        The `Algorithm`; `info.xi` holds the weights.
+
+    Raises:
+        ValueError, TypeError: if an argument is out of range or of the wrong kind.
+
+    Departs from the paper: every online client's model is a candidate, where the authors' program downloads a few,
+    chosen epsilon-greedily; and a client for which no candidate is better than b_i keeps its trained model, where that
+    program returns to b_i. The distance is the Euclidean one.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.fedfomo(task, fedamp_jax.Solver(optax.adam(1e-3)))
+    """
+    check_number("validation", validation, low=0, high=1)
+    if validation == 1:
+        raise ValueError("validation must be below 1: the rest is what clients train on")
+    check_integer("split_seed", split_seed, low=0)
+
+    def split(client: Data) -> tuple[Data, Data]:
+        key = jax.random.fold_in(jax.random.key(split_seed), client.id)
+        return holdout(key, client, validation)
+
+    def weights(models, edges, k, data, received):
+        m, trained = len(edges), models.tree
+        parameters = sum(a.size for a in jax.tree.leaves(trained)) // m
+
+        def own_loss(_, client, variables):
+            return mean_loss(task, solver, split(client)[0], variables)
+
+        def distance(mine):
+            square = lambda theirs: jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), mine, theirs)  # noqa: E731
+            return lambda theirs: jnp.sqrt(sum(jax.tree.leaves(square(theirs))))
+
+        work, place = jnp.where(data.online, data.size, 0), data.placement
+        before = place.for_each_client(own_loss, jnp.zeros((m,), jnp.float32), data, received, work=work,
+                                       parameters=parameters)  # fmt: skip
+        after = cross_losses(task, solver, data, received._replace(params=trained), examples=lambda c: split(c)[0])
+        apart = place.for_each_pair(distance, received.params, trained, work=work, parameters=parameters)
+        gain = jnp.where(apart > 0, jnp.maximum(before[:, None] - after, 0.0) / jnp.where(apart > 0, apart, 1.0), 0.0)
+        own = jnp.eye(m, dtype=bool)
+        gain = jnp.where((edges | own) & data.online[:, None], gain, 0.0)
+        total = jnp.sum(gain, axis=1, keepdims=True)
+        return jnp.where(total > 0, gain / jnp.where(total > 0, total, 1.0), own.astype(jnp.float32))
+
+    def remember(received, begin, info):
+        return where((info.epochs > 0) & ~info.rejected, begin, received)
+
+    memory = Memory(lambda start: start, remember)
+    return attentive(task, solver, weights, memory=memory, examples=lambda client: split(client)[1], stats=stats)

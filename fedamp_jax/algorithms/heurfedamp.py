@@ -1,0 +1,53 @@
+"""HeurFedAMP (Huang et al., AAAI 2021, Section 6): FedAMP with a softmax over cosine similarities."""
+
+from typing import Any, Unpack
+
+from fedamp_jax import attention
+from fedamp_jax.algorithms.fedamp import ALPHA, Shared, attentive, proximal
+from fedamp_jax.checks import at_round
+from fedamp_jax.clients import per_client
+from fedamp_jax.solver import Solver
+from fedamp_jax.types import Algorithm, Task
+
+
+def heurfedamp(
+    task: Task,
+    solver: Solver,
+    *,
+    sigma: Any,
+    self_weight: Any,
+    alpha: Any = ALPHA,
+    lam: Any = 1.0,
+    **shared: Unpack[Shared],
+) -> Algorithm:
+    """HeurFedAMP, Section 6 of Huang et al. 2021: FedAMP with weights from cosine similarities (Eq. 8).
+
+    Args:
+        task: the model.
+        solver: local training.
+        sigma: sharpness of the softmax over cosines, greater than 0.
+        self_weight: xi_ii, a number in [0, 1] or one per client `[M]`; Appendix C takes `1 / (N_i + 1)`.
+        alpha: as in `fedamp`; here it only sets the proximal weight `lam / (2 alpha_k)`.
+        lam: as in `fedamp`.
+        **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
+
+    Returns:
+        The `Algorithm`; `info.xi` holds the weights.
+
+    Raises:
+        ValueError, TypeError: if a hyper-parameter is out of range or of the wrong kind.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.heurfedamp(task, fedamp_jax.Solver(optax.adam(1e-3)), sigma=25.0, self_weight=1 / 21)
+    """
+    if self_weight is None:
+        raise ValueError("self_weight must be given for heurfedamp: Eq. 8 treats xi_ii as a hyper-parameter in [0, 1]")
+    attention.check_hyperparameters(sigma, self_weight)
+
+    def weights(models, edges, k, data):
+        own = per_client("self_weight", at_round(self_weight, k), data)
+        return attention.heurfedamp_weights(models, edges, sigma=at_round(sigma, k), self_weight=own)
+
+    explain = attention.explain if attention.may_fail(sigma, self_weight) else None
+    return attentive(task, solver, weights, penalty=proximal(alpha, lam), explain=explain, **shared)

@@ -1,0 +1,1 @@
+"""Rounds, evaluation, and the loop around them. Nothing here knows any algorithm."""

@@ -1,0 +1,152 @@
+"""`run`: rounds with evaluation, progress, checkpoints and resume."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedamp_jax.checks import check_integer, check_type
+from fedamp_jax.driver import history
+from fedamp_jax.driver.checkpoint import Checkpoint, describe, opened
+from fedamp_jax.driver.evaluation import check_task_fits, personal_accuracy
+from fedamp_jax.driver.history import Run
+from fedamp_jax.driver.participation import Participation
+from fedamp_jax.driver.rounds import round, round_keys
+from fedamp_jax.driver.signals import StopOnSignal, Stopped
+from fedamp_jax.placement import memory
+from fedamp_jax.placement.placement import Placement
+from fedamp_jax.types import Algorithm, Data, Info, Task
+
+
+def run(
+    task: Task,
+    algorithm: Algorithm,
+    train: Data,
+    test: Data,
+    *,
+    rounds: int,
+    seed: int = 0,
+    participation: Participation | None = None,
+    evaluate_every: int = 1,
+    observe: Callable[[Info], dict[str, float]] | None = None,
+    progress: bool | str = True,
+    checkpoint: Checkpoint | None = None,
+    placement: Placement | None = None,
+) -> Run:
+    """Train for `rounds` rounds and evaluate the personal models.
+
+    Args:
+        task: the model.
+        algorithm: the method.
+        train: training data.
+        test: test data of the same clients.
+        rounds: communication rounds, at least 1.
+        seed: of everything random: initial model, shuffles, who takes part.
+        participation: which share of the clients takes part in a round; None: every client.
+        evaluate_every: evaluate after every that many rounds, and after the last.
+        observe: `Info -> {name: number}`, called at each evaluation; collected in `Run.observed`.
+        progress: draw a progress bar; a string is its label.
+        checkpoint: save state and history there, and continue from the newest checkpoint found there: on the same
+            device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown; a
+            checkpoint of as many rounds or more is returned without training, and with a warning if it has no
+            fingerprint. A checkpoint of other data, another `seed`, or another of the numbers here that change results
+            is refused. SIGINT and SIGTERM then finish the round and save it; a second one stops at once.
+        placement: where the clients live (see `fedamp_jax.placement`); None: where the data are.
+
+    Returns:
+        A `Run`. Its `state` may have rows of padding clients (see `OnMesh`); nothing else has.
+
+    Raises:
+        ValueError: bad arguments, data that do not match, a checkpoint that is damaged or of other settings.
+        MemoryError: see `round`.
+        Stopped: a signal came while there was a `checkpoint`; a kind of KeyboardInterrupt.
+        RoundError: see `round`.
+
+    The same seed on the same device gives the same bits; on a GPU only within a process, as its compiler chooses
+    kernels by timing them. Another `Placement.chunk`, another order of clients or another number of devices adds up the
+    same numbers in another order: parameters then agree to about 1e-5, relative, after a few rounds, and drift apart as
+    rounding differences do in any training; accuracies differ by a few examples.
+
+    >>> import optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.separate(task, fedamp_jax.Solver(optax.adam(1e-3), epochs=1))
+    >>> result = fedamp_jax.run(task, algorithm, train, test, rounds=2, progress=False)
+    >>> result.accuracy.shape
+    (2, 20)
+    """
+    participation = Participation() if participation is None else participation
+    _check_arguments(task, algorithm, rounds, evaluate_every, participation, checkpoint)
+    train, test = _placed(train, test, placement)
+    m, place = train.clients, train.placement
+    participation.present(m)
+    check_task_fits(task, train)
+
+    key = jax.random.key(seed)
+    result = Run(place.init(algorithm, key, train), accuracy=np.zeros((0, m), np.float32), rejected=np.zeros(m, int))
+    identity: dict[str, Any] = {"seed": seed, **participation._asdict(), "evaluate_every": evaluate_every}
+    if checkpoint is not None:
+        identity |= {"train": describe(train, m), "test": describe(test, m)}
+    label, first = progress if isinstance(progress, str) else "rounds", jax.process_index() == 0
+    with (
+        memory.explained(),
+        opened(checkpoint, identity, place.rows(m)) as saved,
+        # Several processes would have to agree on the round; each of them falls back on its last checkpoint instead.
+        StopOnSignal(saved is not None and jax.process_count() == 1) as asked,
+        history.bar(bool(progress) and first) as bar,
+    ):
+        done = saved.restore(result) if saved else 0
+        if checkpoint is not None and done >= rounds and not checkpoint.fingerprint:
+            history.warn_finished(checkpoint.directory, done)
+        line = bar.add_task(label, total=rounds, completed=done, note="")
+        for k in range(done, rounds):
+            began = time.perf_counter()
+            key_online, key_round, key_use = round_keys(key, k)
+            present = train._replace(online=participation.online(key_online, train))
+            result.state, info = round(algorithm, result.state, present, key_round)
+            info = history.trim(info, m)
+            history.warn_if_lost(info)
+            result.rejected += np.asarray(info.rejected)
+            note: dict[str, Any] = {}
+            if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
+                accuracy = np.asarray(personal_accuracy(task, algorithm, key_use, result.state, train, test))[:m]
+                history.record(result, k + 1, accuracy, info, observe)
+                note = {"note": f"{100 * accuracy.mean():.2f} %"}
+            took = time.perf_counter() - began
+            result.seconds += took
+            result.first_seconds = result.first_seconds or took
+            bar.update(line, advance=1, **note)
+            if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or k + 1 == rounds):
+                saved.save(k + 1, result)
+            if asked.signal:
+                raise Stopped(asked.signal, k + 1, rounds)
+    return result
+
+
+def _check_arguments(
+    task: Any, algorithm: Any, rounds: Any, evaluate_every: Any, participation: Any, checkpoint: Any
+) -> None:
+    """Validate what does not depend on the data."""
+    check_integer("rounds", rounds, low=1)
+    check_integer("evaluate_every", evaluate_every, low=1)
+    check_type("task", task, Task, "fedamp_jax.models makes one")
+    check_type("algorithm", algorithm, Algorithm, "such as fedamp_jax.fedamp(task, solver, ...)")
+    check_type("participation", participation, Participation, "such as fedamp_jax.Participation(0.5)")
+    if checkpoint is not None:
+        check_type("checkpoint", checkpoint, Checkpoint, "such as fedamp_jax.Checkpoint('folder')")
+        check_integer("checkpoint.every", checkpoint.every, low=1)
+
+
+def _placed(train: Data, test: Data, placement: Placement | None) -> tuple[Data, Data]:
+    """The validated data, where `run` is to work."""
+    from fedamp_jax.data import check_pair
+
+    for name, data in (("train", train), ("test", test)):
+        check_type(name, data, Data, "fedamp_jax.data makes one")
+    placement = train.placement if placement is None else placement
+    check_type("placement", placement, Placement, "such as fedamp_jax.placement.OnMesh(mesh=...)")
+    if all(getattr(a, "is_fully_addressable", True) for a in (train.size, test.size)):  # else another process has some
+        check_pair(train, test)
+    return placement.place(train), placement.place(test)

@@ -1,0 +1,1 @@
+"""The experiments of the FedAMP and PFLEGO papers, and what they share. The scripts in `experiments/` run them."""

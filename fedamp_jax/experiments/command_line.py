@@ -1,0 +1,214 @@
+"""The command line of every experiment: common options, `--from results.json`, and how errors are shown."""
+
+import contextlib
+import dataclasses
+import shlex
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import jax
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from tyro import conf
+
+from fedamp_jax.checks import check_integer, check_number
+from fedamp_jax.driver.signals import Stopped
+from fedamp_jax.experiments import devices, result_files, run_folder
+from fedamp_jax.experiments.schema import Results
+
+T = TypeVar("T")
+Unused = Annotated[T, conf.Suppress, conf.Fixed]
+"""An inherited option that has no meaning in an experiment: refused there, and left out of its help."""
+
+_HELP = "Take the settings of an earlier run from its results.json. Other options given here override them."
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options that all experiments have in common; each adds its own."""
+
+    dataset: str = "digits"
+    """digits is included; the others are read from --data-dir, or downloaded."""
+    methods: tuple[str, ...] = ("all",)
+    """Methods to train, by their names in the tables, or all."""
+    rounds: int | None = None
+    """Number of communication rounds. Default: the paper's, fewer for digits."""
+    participation: float = 1.0
+    """Share of the clients that are invited in each round."""
+    drop_rate: float = 0.0
+    """Share of the invited clients that drop out in each round."""
+    seed: int = 0
+    """Random seed: decides the partition, the initial models, the order of examples, and which clients take part."""
+    data_dir: str | None = None
+    """Folder with <dataset>.npz (see docs/your_own_data.md). Default: download."""
+    out: str | None = None
+    """Folder for the results. Default: a folder in results/ named after the settings."""
+    chunk: int | None = None
+    """Number of clients trained side by side. Default: chosen for the machine."""
+    evaluate_every: int = 1
+    """Number of rounds from one evaluation to the next."""
+    checkpoint_every: int = 10
+    """Number of rounds from one checkpoint to the next."""
+    devices: int | None = None
+    """Number of devices to spread the clients over. Default: all; a CPU is split into one device per core."""
+    offload: bool = False
+    """Keep the clients in the host's memory and move --chunk of them at a time to a device that cannot hold all."""
+    resume: bool = False
+    """Continue an interrupted run with the same settings."""
+    quick: bool = False
+    """A small version of the same run: at most 3 rounds of few local steps."""
+    precision: Literal["default", "high", "highest"] = "default"
+    """Precision of matrix products in training, on devices that offer less than float32."""
+
+
+@contextlib.contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn errors that a user can correct into a message and exit code 2; others keep their traceback.
+
+    A run that is stopped by a signal prints the command that resumes it, and exits with 128 plus the signal's number,
+    as is usual in shells. If several processes compute together, only the first prints what is wrong with the options.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        words = [word for word in sys.argv if word != "--resume"]
+        command = shlex.join(["python", *words, "--resume"])
+        print(f"\n{str(stop) or 'stopped'}. Resume with: {command}", file=sys.stderr)
+        sys.exit(128 + (stop.signal if isinstance(stop, Stopped) else signal.SIGINT))
+    except (ValueError, TypeError, OSError, MemoryError) as error:
+        everywhere = isinstance(error, (ValueError, TypeError)) and jax.distributed.is_initialized()
+        if not everywhere or jax.process_index() == 0:
+            text = f"[red]error:[/red] {escape(str(error))}"
+            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+@contextlib.contextmanager
+def experiment(kind: type[T], text: str | None, name: str, *, several_devices: bool = True) -> Iterator[tuple[T, Path]]:
+    """What every experiment begins with: read the command line, split the CPU, choose the folder for the results.
+
+    Args:
+        kind: the dataclass of its options; every field has a default.
+        text: the beginning of `--help`.
+        name: of the experiment; `--from` reads its results only.
+        several_devices: whether it can spread the clients over several devices.
+
+    Yields:
+        `(options, folder)`. Inside, errors are shown as `readable_errors` does.
+    """
+    options: Any = parse(kind, text, name)
+    with readable_errors():
+        if several_devices:
+            devices.use_devices(options)
+        yield options, Path(options.out) if options.out else run_folder.default_folder(name, options)
+
+
+def check(options: Options) -> None:
+    """Refuse values that no experiment can run with."""
+    check_integer("--rounds", options.rounds, low=1)
+    check_integer("--evaluate-every", options.evaluate_every, low=1)
+    check_integer("--checkpoint-every", options.checkpoint_every, low=1)
+    check_integer("--seed", options.seed, low=0)
+    if options.chunk is not None:
+        check_integer("--chunk", options.chunk, low=1)
+    check_number("--participation", options.participation, low=0, high=1)
+    if not 0 <= options.drop_rate < 1:
+        raise ValueError(f"--drop-rate must be in [0, 1), got {options.drop_rate:g}")
+
+
+def parse(kind: type[T], text: str | None, experiment: str) -> T:
+    """The options from the command line.
+
+    Args:
+        kind: their dataclass; every field has a default.
+        text: the beginning of `--help`.
+        experiment: `--from` reads the results of this experiment only.
+    """
+    source = Annotated[str | None, tyro.conf.arg(name="from", metavar="RESULTS.JSON", help=_HELP)]
+    field = ("from_results", source, dataclasses.field(default=None))
+    with_from: Any = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True)
+    command: Any = tyro.cli(with_from, description=text)
+    if command.from_results is not None:
+        with readable_errors():
+            earlier = result_files.load(Path(command.from_results))
+            given = settings_from(earlier, kind, experiment, command.from_results)
+            print_other_versions(earlier)
+        command = tyro.cli(with_from, description=text, default=with_from(**given))
+    with readable_errors():
+        refuse_empty(command)
+    return kind(**{f.name: getattr(command, f.name) for f in dataclasses.fields(command) if f.name != "from_results"})
+
+
+def refuse_empty(options: Any) -> None:
+    """Refuse an empty list, unless that is the default: nothing would be run."""
+    for field in dataclasses.fields(options):
+        if isinstance(field.default, tuple) and field.default and not getattr(options, field.name):
+            raise ValueError(f"{_flag(field.name)} needs at least one value")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def settings_from(earlier: Results, kind: Any, experiment: str, path: str) -> dict[str, Any]:
+    """The fields of `kind` that repeat an earlier run.
+
+    Raises:
+        ValueError: the run is of another experiment, or of a version with other settings.
+    """
+    if earlier["experiment"] != experiment:
+        other = earlier["experiment"]
+        raise ValueError(f"--from {path} is of {other}: run python experiments/{other}.py --from {path}")
+    wanted = {"methods": result_files.methods_in(earlier), **earlier["settings"]}
+    fields, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
+    given = {}
+    for name, value in wanted.items():
+        # A setting of single runs, such as `degree`, may be a list with an s, `degrees`, on the command line.
+        name = f"{name}s" if f"{name}s" in fields and value is not None and name != "seed" else name
+        if name not in fields:
+            raise ValueError(f"--from {path} has the setting {name!r}, which this version does not know")
+        if isinstance(fields[name].default, tuple) and value is not None:
+            values = value if isinstance(value, list) else [value]
+            value = [v for i, v in enumerate(values) if v not in values[:i]]
+        if value is None:
+            continue
+        if not accepts(hints[name], value):
+            raise ValueError(
+                f"--from {path} has the setting {name} = {value!r}, which {_flag(name)} does not take; see --help"
+            )
+        given[name] = tuple(value) if isinstance(value, list) else value
+    return given
+
+
+def accepts(hint: Any, value: Any) -> bool:
+    """Whether an option of the type `hint` can have this value from JSON.
+
+    >>> accepts(Literal["mlp", "cnn"], "mlp"), accepts(tuple[int, int] | None, [1, 2, 3]), accepts(float, 1)
+    (True, False, True)
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in inner
+    if origin in (Union, types.UnionType):
+        return any(accepts(one, value) for one in inner)
+    if origin is tuple:
+        if not isinstance(value, list):
+            return False
+        each = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(each) == len(value) and all(map(accepts, each, value))
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def print_other_versions(earlier: Results) -> None:
+    """Print which packages had another version in the earlier run, as the last digits of its numbers may differ."""
+    then, now = earlier.get("versions") or {}, run_folder.versions()
+    other = [f"{name} {then[name]} then, {now.get(name)} now" for name in then if then[name] != now.get(name)]
+    if other:
+        print(f"Other versions than in the earlier run: {'; '.join(other)}.", file=sys.stderr)

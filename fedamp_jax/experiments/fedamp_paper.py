@@ -1,0 +1,192 @@
+"""The experiments of the FedAMP paper (Huang et al. 2021): command line, models and methods."""
+
+import dataclasses
+import functools
+import itertools
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import optax
+
+import fedamp_jax
+from fedamp_jax import Algorithm, Solver, Task
+from fedamp_jax.algorithms.registry import Setup, make_all
+from fedamp_jax.checks import check_integer, check_number
+from fedamp_jax.data import Federation
+from fedamp_jax.experiments import command_line, grid, paper_values, plotting, report, run_folder
+from fedamp_jax.experiments.schema import RunResults
+from fedamp_jax.experiments.sweep import sweep_sigma
+from fedamp_jax.experiments.train import train_methods
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(command_line.Options):
+    """The settings of one run."""
+
+    dataset: Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10", "cifar100"] = "digits"
+    """digits is included; the others are read from --data-dir, or downloaded."""
+    model: Literal["auto", "mlp", "cnn", "resnet18"] = "auto"
+    """auto: mlp for digits, cnn for 28x28 images, resnet18 for CIFAR."""
+    norm: Literal["batch", "group"] = "batch"
+    """Normalization layers of resnet18."""
+    methods: tuple[str, ...] = ("all",)
+    """Methods to train: names as in the tables (FedAMP FedAvg-FT ...), all, or paper (the nine of the FedAMP paper)."""
+    rounds: int | None = None
+    """Number of communication rounds. Default: the paper's 90; 30 for digits."""
+    epochs: int = paper_values.EPOCHS
+    """Number of local epochs in a round."""
+    epochs_range: tuple[int, int] | None = None
+    """Draw the number of local epochs of each client and round uniformly from LOW to HIGH (the paper: 1 19)."""
+    batch_size: int = paper_values.BATCH_SIZE
+    """Number of examples in a local step."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimizer of local training. SCAFFOLD, APFL, pFedMe and the clients of PFLEGO always use SGD."""
+    learning_rate: float = paper_values.LEARNING_RATE
+    """Learning rate of the optimizer."""
+    sgd_learning_rate: float = paper_values.SGD_LEARNING_RATE
+    """Learning rate of SCAFFOLD and APFL."""
+    keep_optimizer: bool = False
+    """Keep the clients' optimizer state between rounds, which the paper leaves open, instead of starting anew."""
+    sigma: float | None = None
+    """FedAMP's sigma. Default: the paper's value; for digits ours (fedamp_jax/experiments/paper_values.py)."""
+    heur_sigma: float | None = None
+    """HeurFedAMP's sigma. Default: the paper's value; for digits ours (fedamp_jax/experiments/paper_values.py)."""
+    sigma_sweep: bool = False
+    """Also train FedAMP and HeurFedAMP with every sigma of the paper's grids, and plot the results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command(Options):
+    """The options of the command: each combination of participation, drop rate and seed is a separate run."""
+
+    participation: tuple[float, ...] = (1.0,)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Share of the clients that are invited in each round; each value is a panel."""
+    drop_rate: tuple[float, ...] = (0.0,)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Share of the invited clients that drop out in each round; each value is a panel (the paper: 0.1 0.3 0.5)."""
+    seeds: tuple[int, ...] = ()
+    """Several seeds instead of --seed; mean and standard deviation are reported."""
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+def finish(options: AnyOptions, setting: str) -> AnyOptions:
+    """Check the options and fill in those that depend on others or on the setting, so that the results contain them."""
+    if (setting, options.dataset) == ("practical", "cifar10"):
+        raise ValueError(
+            "--dataset cifar10 has no groups of clients, which the practical setting needs; use it with "
+            "experiments/iid.py and experiments/pathological.py"
+        )
+    rounds = options.rounds
+    if rounds is None:
+        rounds = paper_values.ROUNDS if options.dataset != "digits" else 30
+    epochs, epochs_range = options.epochs, options.epochs_range
+    if options.quick:
+        rounds, epochs = min(rounds, 3), min(epochs, 2)
+        epochs_range = epochs_range and (min(epochs_range[0], 1), min(epochs_range[1], 3))
+    check_integer("--epochs", epochs, low=1)
+    for end in epochs_range or ():
+        check_integer("--epochs-range", end, low=1)
+    if epochs_range and epochs_range[1] < epochs_range[0]:
+        raise ValueError("--epochs-range needs LOW HIGH, got {} {}".format(*epochs_range))
+    check_integer("--batch-size", options.batch_size, low=1)
+    check_number("--learning-rate", options.learning_rate, low=0)
+    check_number("--sgd-learning-rate", options.sgd_learning_rate, low=0)
+    for flag, sigma in (("--sigma", options.sigma), ("--heur-sigma", options.heur_sigma)):
+        if sigma is not None:
+            check_number(flag, sigma, low=0)
+    model = options.model
+    if model == "auto":
+        model = {"digits": "mlp", "cifar10": "resnet18", "cifar100": "resnet18"}.get(options.dataset, "cnn")
+    options = dataclasses.replace(
+        options, rounds=rounds, epochs=epochs, epochs_range=epochs_range, model=model,
+        sigma=options.sigma or paper_values.sigma(setting, options.dataset, "FedAMP"),
+        heur_sigma=options.heur_sigma or paper_values.sigma(setting, options.dataset, "HeurFedAMP"),
+    )  # fmt: skip
+    command_line.check(options)
+    return options
+
+
+def load(options: Options, setting: str) -> Federation:
+    """The clients, in an order that gives every device a similar amount of work."""
+    clients = fedamp_jax.data.federation(options.dataset, setting, data_dir=options.data_dir, seed=options.seed)
+    return fedamp_jax.data.balanced(clients)
+
+
+def make_task(options: Options, federation: Federation) -> Task:
+    """The model, for the shape and classes of the data."""
+    classes, shape = int(federation.train.classes.max()), federation.train.x.shape[2:]
+    if options.model == "mlp":
+        return fedamp_jax.models.mlp(classes, shape=shape)
+    if options.model == "cnn":
+        return fedamp_jax.models.cnn(classes, shape=shape)
+    return fedamp_jax.models.resnet18(classes, shape=shape, norm=options.norm)
+
+
+def make_solver(options: Options) -> Solver:
+    """The solver of local training."""
+    optimizer = {"adam": optax.adam, "sgd": optax.sgd}[options.optimizer]
+    return Solver(
+        optimizer(options.learning_rate), options.epochs_range or options.epochs, options.batch_size,
+        keep_optimizer=options.keep_optimizer,
+    )  # fmt: skip
+
+
+def make_algorithms(setting: str, options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
+    """Every method by its name, in the order of the tables."""
+    assert options.sigma is not None and options.heur_sigma is not None  # `finish` has set them
+    steps = Solver(optax.sgd(paper_values.BETA), paper_values.TAU, options.batch_size)
+    setup = Setup(
+        task=task,
+        solver=make_solver(options),
+        sigma=options.sigma,
+        heur_sigma=options.heur_sigma,
+        self_weight=paper_values.self_weights(setting, federation),
+        lam=paper_values.LAMBDA,
+        mu=paper_values.MU,
+        apfl_alpha=paper_values.apfl_alpha(setting, options.dataset),
+        sgd_rate=options.sgd_learning_rate,
+        ditto_lam=paper_values.DITTO_LAMBDA,
+        pflego=(steps, paper_values.BETA, paper_values.RHO),
+    )
+    return make_all(setup)
+
+
+def main(setting: str) -> None:
+    """Run one of the paper's settings, `iid`, `pathological` or `practical`, from the command line."""
+    text = f"The {setting} setting of the FedAMP paper (Huang et al. 2021): results, figures and a report."
+    with command_line.experiment(Command, text, setting) as (command, folder):
+        if command.sigma_sweep and len(command.seeds) > 1:
+            raise ValueError("--sigma-sweep is for a single seed: leave it out, or give --seed instead of --seeds")
+        train = functools.partial(execute, setting)
+        grid.run(setting, variants_of(command, setting), command.seeds, folder, train)
+
+
+def variants_of(command: Command, setting: str) -> list[grid.Variant]:
+    """The options of a run for each combination of participation and drop rate."""
+    variants = []
+    for share, dropped in itertools.product(command.participation, command.drop_rate):
+        one = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
+        titles = [f"{run_folder.percent(share)} invited"] * (len(command.participation) > 1)
+        titles += [f"{run_folder.percent(dropped)} dropped"] * (len(command.drop_rate) > 1)
+        options = Options(**{**one, "participation": share, "drop_rate": dropped})
+        variants.append(grid.Variant(", ".join(titles), finish(options, setting)))
+    return variants
+
+
+def execute(setting: str, options: Options, folder: Path) -> RunResults:
+    """Train every chosen method, writing results into `folder` after each one; returns the results."""
+    federation = load(options, setting)
+    task = make_task(options, federation)
+    algorithms = make_algorithms(setting, options, federation, task)
+    paper = {}
+    if paper_values.as_in_tables(vars(options)):
+        paper = {n: v for (s, d, n), v in paper_values.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
+    results = train_methods(setting, options, folder, federation, task, algorithms, paper)
+    figures = {}
+    if options.sigma_sweep:
+        rows = sweep_sigma(setting, options, federation, task, make_solver(options))
+        report.write_json(rows, folder / "sigma_sweep.json")
+        figures["Sensitivity to sigma"] = plotting.sigma_sensitivity(rows)
+    run_folder.write_files(results, folder, figures)
+    return results

@@ -1,0 +1,115 @@
+"""What the experiments of the PFLEGO paper (Nikoloutsopoulos et al. 2023) share: options, methods, what is measured.
+
+The paper does not say which models its test accuracy is measured on. Its authors' program measures the models that
+clients hold right after their local training, before the server averages them: "FedAvg" there is a fine-tuned global
+model. `--measure local`, the default, does the same, as only then can the numbers be compared; here all clients are
+measured, there only those sampled. `--measure shared` measures the models as the server leaves them.
+In that program every client has its own labels, 0..K-1, even in FedAvg, where clients share one head (`--labels own`).
+With `--labels global` a class has the same output for all clients.
+
+Every method takes tau full-batch gradient steps per round; methods of two phases (FedRep, FedRecon) take half of them
+in each. The paper has no values for FedProx's mu and Ditto's lambda. FedBABU's momentum is that of its authors'
+program.
+"""
+
+import dataclasses
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fedamp_jax
+from fedamp_jax import Algorithm, Data, Solver, Task, Variables, for_each_client
+from fedamp_jax.algorithms.pflego import head_steps
+from fedamp_jax.checks import check_integer, check_number
+from fedamp_jax.experiments import command_line, paper_values
+from fedamp_jax.trees import head_mask
+
+_FULL = 1 << 30  # batch size: all examples of a client
+_BLOCK = 256  # examples that PFLEGO processes at once; affects memory only
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(command_line.Options):
+    """The settings of one run."""
+
+    tau: int = paper_values.TAU
+    """Number of full-batch gradient steps of a client in a round."""
+    client_rate: float = paper_values.BETA
+    """Learning rate of the clients (the paper's beta)."""
+    server_rate: float = paper_values.RHO
+    """Learning rate of PFLEGO's joint step (the paper's rho)."""
+    server: Literal["adam", "sgd"] = "adam"
+    """Optimizer of PFLEGO's server: adam, as in its authors' program, or sgd, as in the paper's Eq. 4."""
+    measure: Literal["local", "shared"] = "local"
+    """Measure the models after local training (local, as the authors do), or as the server leaves them (shared)."""
+    participation: float = paper_values.PFLEGO_PARTICIPATION
+    """Share of the clients that are invited in each round."""
+    evaluate_every: int = 10
+    """Number of rounds from one evaluation to the next; each of the last 10 rounds is always evaluated."""
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+def finish(options: AnyOptions, rounds: int) -> AnyOptions:
+    """Check the options and fill in those that depend on others; `rounds` is the default."""
+    rounds = rounds if options.rounds is None else options.rounds
+    tau, every = options.tau, options.evaluate_every
+    if options.quick:
+        rounds, tau, every = min(rounds, 3), min(tau, 5), 1
+    check_integer("--tau", tau, low=2)
+    check_number("--client-rate", options.client_rate, low=0)
+    check_number("--server-rate", options.server_rate, low=0)
+    options = dataclasses.replace(options, rounds=rounds, tau=tau, evaluate_every=every)
+    command_line.check(options)
+    return options
+
+
+def make_algorithms(options: Options, task: Task, names: tuple[str, ...]) -> dict[str, Algorithm]:
+    """The given methods, in that order."""
+    rate, local = options.client_rate, options.measure == "local"
+
+    def solver(steps: int, momentum: float | None = None) -> Solver:
+        return Solver(optax.sgd(rate, momentum=momentum), steps, _FULL)
+
+    whole, half, rest = solver(options.tau), solver(options.tau // 2), solver(options.tau - options.tau // 2)
+    in_blocks = Solver(optax.sgd(rate), options.tau, _BLOCK)
+    server = optax.adam(options.server_rate) if options.server == "adam" else None
+    rho = options.server_rate
+
+    def tuned(base: Algorithm) -> Algorithm:
+        return fedamp_jax.fine_tuned(task, whole, base=base) if local else base
+
+    def head_tuned(base: Algorithm) -> Algorithm:
+        return with_trained_heads(task, in_blocks, base, rate) if local else base
+
+    makers = {
+        "FedAvg": lambda: tuned(fedamp_jax.fedavg(task, whole)),
+        "FedProx": lambda: tuned(fedamp_jax.fedprox(task, whole, mu=paper_values.MU)),
+        "Ditto": lambda: fedamp_jax.ditto(task, whole, lam=paper_values.DITTO_LAMBDA),
+        "FedPer": lambda: tuned(fedamp_jax.fedper(task, whole)),
+        "FedRep": lambda: head_tuned(fedamp_jax.fedrep(task, half, head_solver=rest)),
+        "FedBABU": lambda: fedamp_jax.fedbabu(task, solver(options.tau, momentum=0.9), tuner=whole),
+        "FedRecon": lambda: fedamp_jax.fedrecon(task, half, head_solver=rest),
+        "PFLEGO": lambda: head_tuned(fedamp_jax.pflego(task, in_blocks, beta=rate, rho=rho, server_optimizer=server)),
+    }
+    return {name: makers[name]() for name in names}
+
+
+def with_trained_heads(task: Task, solver: Solver, base: Algorithm, rate: float) -> Algorithm:
+    """`base` whose models take `solver.epochs - 1` full-batch steps on the head before use, as in a round of PFLEGO."""
+
+    def personalize(key: jax.Array, state: Any, data: Data) -> Variables:
+        models = base.personalize(key, state, data)
+        head = head_mask(task, models.params)
+        all_online = data._replace(online=data.size > 0)
+
+        def local(key, client, epochs, mine):
+            params = head_steps(task, solver, key, client, mine, head, epochs - 1, jnp.float32(rate))
+            return Variables(params, mine.stats), jnp.zeros(())
+
+        return for_each_client(solver, key, all_online, local, models)[0]
+
+    return base._replace(personalize=personalize)

@@ -1,0 +1,169 @@
+"""The folder of a run: which run it belongs to, and the files that are written into it."""
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from matplotlib.figure import Figure
+from rich.console import Console
+
+import fedamp_jax
+from fedamp_jax.experiments import report, result_files
+from fedamp_jax.experiments.schema import Head, Results, RunResults
+
+console = Console()
+
+# Where a run writes and how it is spread over a machine do not change what it computes.
+NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload")
+
+
+def settings_of(options: Any) -> dict[str, Any]:
+    """The settings that identify a run: two runs with equal settings compute the same."""
+    return json.loads(json.dumps({k: v for k, v in vars(options).items() if k not in NOT_SETTINGS}))
+
+
+def default_folder(experiment: str, options: Any) -> Path:
+    """`results/practical-mnist`, followed by every setting that is not its default."""
+    plain = type(options)()
+    changed = [
+        f"{name}={'-'.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
+        for name, value in vars(options).items()
+        if name not in (*NOT_SETTINGS, "dataset") and value != getattr(plain, name)
+    ]
+    return Path("results") / "-".join([experiment, options.dataset, *changed])
+
+
+def percent(share: float) -> str:
+    """A share in percent, with as many decimals as it has.
+
+    >>> percent(0.1), percent(0.104)
+    ('10%', '10.4%')
+    """
+    return f"{100 * share:.10g}%"
+
+
+def results_in(folder: Path, mine: Mapping[str, Any]) -> Results | None:
+    """The results of this run that the folder holds; None if it holds none.
+
+    Args:
+        folder: need not exist.
+        mine: the experiment's name and settings.
+
+    Raises:
+        ValueError: the folder is a file, or holds the results of another run.
+    """
+    file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+    if file is not None:
+        raise ValueError(f"--out {file} is a file; give a folder")
+    path = folder / "results.json"
+    if not path.exists():
+        return None
+    found = result_files.load(path)
+    theirs = {"experiment": found["experiment"], **found["settings"]}
+    other = [f"{k}: {theirs.get(k)!r} there, {mine.get(k)!r} now" for k in mine if theirs.get(k) != mine.get(k)]
+    if other:
+        raise ValueError(f"--out {folder} holds another run ({'; '.join(other)}); give another folder, or remove it")
+    return found
+
+
+def claim(
+    folder: Path, mine: Mapping[str, Any], resume: bool, inside: Sequence[str] = ("checkpoints",)
+) -> Results | None:
+    """Make sure that this run may write into the folder.
+
+    Args:
+        folder: need not exist yet.
+        mine: the experiment's name and settings.
+        resume: whether to continue what the folder holds. Without it, nothing there is ever overwritten.
+        inside: names that a run leaves in the folder before it has results.
+
+    Returns:
+        The results that the folder holds; None if it holds none.
+
+    Raises:
+        ValueError: the folder holds another run, other files, or, without `resume`, this run.
+    """
+    found = results_in(folder, mine)
+    begun = found is not None or any((folder / name).exists() for name in inside)
+    if begun and not resume:
+        raise ValueError(
+            f"--out {folder} already holds results or checkpoints: continue with --resume, which keeps them, "
+            "or remove the folder"
+        )
+    if not begun and folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"--out {folder} holds other files; give an empty or new folder")
+    wait_for_all(f"checked {folder}")  # before the first of several processes writes there
+    return found
+
+
+def open_folder(folder: Path, options: Any, experiment: str) -> dict[str, Any]:
+    """Claim the folder for one run; returns the entries of the methods that it holds already. Raises as `claim`."""
+    found: Any = claim(folder, {"experiment": experiment, **settings_of(options)}, options.resume)
+    return found["methods"] if found else {}
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder if it exists; the first of several processes does it, once all have called this."""
+    wait_for_all(f"before removing {folder}")
+    if jax.process_index() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    wait_for_all(f"after removing {folder}")
+
+
+def wait_for_all(place: str) -> None:
+    """Wait until all of several processes have called this with the same `place`."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(place)
+
+
+def describe_device() -> str:
+    """Such as `cpu: cpu x1, 2 cores, x86_64`."""
+    device = jax.devices()[0]
+    cores = f"{os.cpu_count()} cores, {platform.machine()}"
+    return f"{device.platform}: {device.device_kind} x{jax.device_count()}, {cores}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that can change a result."""
+    import flax
+    from jaxlib.version import __version__ as jaxlib
+
+    return {
+        "fedamp_jax": fedamp_jax.__version__, "python": platform.python_version(), "jax": jax.__version__,
+        "jaxlib": jaxlib, "flax": flax.__version__, "optax": optax.__version__, "numpy": np.__version__,
+    }  # fmt: skip
+
+
+def describe_run(experiment: str, options: Any) -> Head:
+    """The head of `results.json`: what was run, on what, when."""
+    return {
+        "experiment": experiment,
+        "dataset": getattr(options, "dataset", "made up"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", *sys.argv]),
+        "settings": settings_of(options),
+        "versions": versions(),
+        "device": describe_device(),
+        "rounds": options.rounds,
+    }
+
+
+def write_files(results: RunResults, folder: Path, figures: Mapping[str, Figure | None] | None = None) -> None:
+    """Write `results.json`, `history.csv`, the figures and `report.html`, and print the table."""
+    if jax.process_index() > 0:  # the first of several processes writes
+        return
+    report.write_json(results, folder / "results.json")
+    report.write_history(results, folder / "history.csv")
+    report.write(results, folder, figures or {})
+    console.print(report.table(results))

@@ -1,0 +1,280 @@
+"""What result files hold, as types; `check` refuses a file that lacks something.
+
+A key that is not `NotRequired` is in every result file. In a file, NaN is null.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypeAlias, TypedDict, TypeGuard, get_args, get_origin, get_type_hints, is_typeddict
+
+
+class LastRounds(TypedDict):
+    """PFLEGO's score: means over the last evaluated rounds, in percent.
+
+    Keys: mean: over rounds and clients. ci95: half the 95 % confidence interval over clients. rounds: their number.
+    std: standard deviation of the mean over seeds.
+    """
+
+    mean: float
+    ci95: float
+    rounds: int
+    std: NotRequired[float]
+
+
+class MethodNumbers(TypedDict):
+    """What every method's entry has, but for PFLEGO's score.
+
+    Keys: bmta: highest mean test accuracy of any evaluated round, in percent. best_round: that round. final: mean test
+    accuracy of the last round. accuracy, best_accuracy: `[M]`, of each client in the last and in the best round.
+    rounds, mean_accuracy: `[R]`, the evaluated rounds and their means. loss: `[R]`. seconds: of the whole run.
+    seconds_per_round: without the first round, which compiles; None after a single round. rejected: how many updates of
+    a client were rejected, by client. paper: the paper's accuracy. in_group_weight, ari: `[R]`, how far attention has
+    found the groups. xi: `[M, M]`, the last round's collaboration weights. settings: of this method alone.
+    bmta_std, final_std, best_rounds: with several seeds.
+    """
+
+    bmta: float
+    best_round: int
+    final: float
+    accuracy: list[float]
+    best_accuracy: list[float]
+    rounds: list[int]
+    mean_accuracy: list[float]
+    seconds: float
+    first_round_seconds: float
+    seconds_per_round: float | None
+    rejected: dict[str, int]
+    paper: float | None
+    in_group_weight: list[float | None] | None
+    ari: list[float | None] | None
+    loss: NotRequired[list[float] | None]
+    xi: NotRequired[list[list[float]] | None]
+    settings: NotRequired[dict[str, Any]]
+    bmta_std: NotRequired[float]
+    final_std: NotRequired[float]
+    best_rounds: NotRequired[list[int]]
+
+
+class MethodResults(MethodNumbers):
+    """One method's entry."""
+
+    last_rounds: NotRequired[LastRounds]
+
+
+class ScoredMethodResults(MethodNumbers):
+    """One method's entry in an experiment of the PFLEGO paper."""
+
+    last_rounds: LastRounds
+
+
+PValues: TypeAlias = dict[str, dict[str, float | None]]
+"""`table[method][other]`: two-sided p of Wilcoxon's signed-rank test over the clients' accuracies."""
+
+
+class Head(TypedDict):
+    """What was run, on what, and when: the head of every result file.
+
+    Keys: command: as it was typed. settings: the options that decide the numbers. versions: by package.
+    rounds: their number; of the convergence experiment, a list. note: what a reader should know of the run.
+    """
+
+    experiment: str
+    dataset: str
+    created: str
+    command: str
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    device: str
+    rounds: Any
+    note: NotRequired[str]
+
+
+class RunResults(Head):
+    """The results of one run, or of several seeds of it.
+
+    Keys: methods: by name. clients: their number. groups: `[M]`, each client's group, if the data has groups.
+    chance_in_group_weight: the in-group weight if all weights are equal.
+    """
+
+    methods: dict[str, MethodResults]
+    clients: int
+    groups: list[int] | None
+    chance_in_group_weight: float | None
+    wilcoxon: PValues
+
+
+class Part(TypedDict):
+    """The results of one of several settings; `folder` is the name of its folder."""
+
+    settings: dict[str, Any]
+    methods: dict[str, MethodResults]
+    folder: str
+    clients: int
+    wilcoxon: PValues
+
+
+class GridResults(Head):
+    """The results of several settings, by title. In `settings`, a value that differs is a list."""
+
+    parts: dict[str, Part]
+
+
+class AttackResults(TypedDict):
+    """One method under one attack; the lists are by share of faulty clients, `[S]`.
+
+    Keys: accuracy, worst_client: mean and lowest accuracy of the honest clients, in percent. weight_to_faulty: share of
+    the weight given to others that faulty clients get; None without weights. rejected: number of clients rejected.
+    """
+
+    shares: list[float]
+    accuracy: list[float]
+    worst_client: list[float]
+    weight_to_faulty: list[float | None] | None
+    rejected: list[int]
+
+
+class FaultyMethodResults(TypedDict):
+    """One method with faulty clients.
+
+    Keys: clean: accuracy of the honest clients while no client is faulty. attacks: by name. honest: the clients that
+    are honest at every share.
+    """
+
+    clean: float
+    attacks: dict[str, AttackResults]
+    honest: list[int]
+    seconds: float
+
+
+class FaultyResults(Head):
+    """The results of the experiment with faulty clients."""
+
+    clients: int
+    methods: dict[str, FaultyMethodResults]
+
+
+class TheoremResults(TypedDict):
+    """The measurements for one theorem; lists are by K.
+
+    Keys: K: numbers of rounds. gap: what the theorem bounds. bound: its bound. B: of Assumption 1. gap_eq5: the gap
+    with Eq. 5 as printed. slope: of log gap over log K. best: G*. eq5_floor: the gap that Eq. 5 as printed converges
+    to. L: of Theorem 2.
+    """
+
+    K: list[int]
+    gap: list[float]
+    bound: list[float]
+    B: list[float]
+    gap_eq5: list[float]
+    slope: float
+    best: float
+    eq5_floor: NotRequired[float]
+    L: NotRequired[float]
+
+
+class ConvergenceResults(Head):
+    """The results of the convergence experiment."""
+
+    theorem1: TheoremResults
+    theorem2: TheoremResults
+
+
+Results: TypeAlias = RunResults | GridResults | FaultyResults | ConvergenceResults
+
+
+def is_convergence(results: Results) -> TypeGuard[ConvergenceResults]:
+    """Whether these are the results of the convergence experiment."""
+    return results["experiment"] == "convergence"
+
+
+def is_faulty(results: Results) -> TypeGuard[FaultyResults]:
+    """Whether these are the results of the experiment with faulty clients."""
+    return results["experiment"] == "faulty"
+
+
+def is_grid(results: Results) -> TypeGuard[GridResults]:
+    """Whether these are the results of several settings."""
+    return "parts" in results
+
+
+class Settings(TypedDict):
+    """Settings that the tables need from every run."""
+
+    participation: float
+    drop_rate: float
+
+
+class ModelSettings(Settings):
+    """Settings that the tables need from a run of the FedAMP paper."""
+
+    model: str
+
+
+class AblationSettings(ModelSettings):
+    """Settings that the tables need from an ablation."""
+
+    sigma: float
+
+
+class FaultySettings(Settings):
+    """Settings that the tables need from a run with faulty clients."""
+
+    shares: list[float]
+    attacks: list[str]
+
+
+_SETTINGS = {
+    "iid": ModelSettings, "pathological": ModelSettings, "practical": ModelSettings, "ablation": AblationSettings,
+    "faulty": FaultySettings,
+}  # fmt: skip
+_METHODS = {"degrees": ScoredMethodResults, "omniglot": ScoredMethodResults}
+
+
+def check_results(content: Any) -> Results:
+    """`content` of a result file, once nothing is missing.
+
+    Raises:
+        ValueError: something is missing, or is not an object where it should be one.
+    """
+    check(Head, content, "it")
+    experiment = str(content["experiment"])
+    if experiment == "convergence":
+        check(ConvergenceResults, content, "it")
+        return content
+    kind = FaultyResults if experiment == "faulty" else GridResults if "parts" in content else RunResults
+    check(kind, content, "it")
+    parts = content.get("parts", {"it": content})
+    if not parts:
+        raise ValueError("it has no parts")
+    for part in parts.values():
+        check(_SETTINGS.get(experiment, Settings), part["settings"], "settings")
+        if experiment in _METHODS:
+            check(dict[str, _METHODS[experiment]], part["methods"], "methods")
+    return content
+
+
+def check(schema: Any, value: Any, name: str) -> None:
+    """Check that `value`, called `name`, has every required key of `schema`, and so on in what it holds.
+
+    Numbers and texts are not looked at.
+
+    Raises:
+        ValueError: a key is missing, or something is not an object where it should be one.
+
+    >>> check(LastRounds, {"mean": 1.0, "ci95": 0.1}, "last_rounds")
+    Traceback (most recent call last):
+    ValueError: last_rounds has no 'rounds'
+    """
+    hints: Mapping[str, Any]
+    if is_typeddict(schema):
+        hints, required = get_type_hints(schema), schema.__required_keys__
+    elif get_origin(schema) is dict:
+        hints, required = {}, frozenset()
+    else:
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, with names and values")
+    missing = [key for key in hints if key in required and key not in value]
+    if missing:
+        raise ValueError(f"{name} has no {missing[0]!r}")
+    for key, item in value.items():
+        check(hints.get(key) if is_typeddict(schema) else get_args(schema)[1], item, str(key))

@@ -1,0 +1,184 @@
+"""What a compiled program takes: memory of a device, bytes exchanged; and the largest chunk of clients that fits."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_COLLECTIVES = "(?:ragged-)?all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|collective-broadcast"
+_SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_BITS = re.compile(r"\d+")
+
+
+class Need(NamedTuple):
+    """Bytes that a compiled program takes of each device.
+
+    Attributes:
+        held: its arguments, which are there already.
+        working: everything else at the worst moment.
+    """
+
+    held: int
+    working: int
+
+
+def need(program: jax.stages.Compiled) -> Need:
+    """What XLA planned for the program. Outputs that overwrite an argument are counted with it."""
+    used: Any = program.memory_analysis()
+    working = used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+    return Need(used.argument_size_in_bytes, working)
+
+
+def need_if_compiled(program: jax.stages.Lowered) -> Need | None:
+    """Compiles the program; None if the compiler refuses it as too large for the device."""
+    try:
+        return need(program.compile())
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None
+
+
+def room() -> int | None:
+    """Bytes of a device that JAX may use; None where the device does not report it, such as a CPU.
+
+    >>> room() is None or room() > 0
+    True
+    """
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+
+
+def largest_chunk(taken: Callable[[int | None], Need | None], clients: int, room: int) -> int | None:
+    """How many of a device's clients to train side by side so that a round fits.
+
+    Args:
+        taken: what a round takes with so many of them side by side, None for all; it returns None where the compiler
+            refuses a program that is too large for the device, as a TPU's does.
+        clients: clients of the device.
+        room: bytes that it has for the round.
+
+    Returns:
+        None if the round fits with all clients side by side; else the first number tried that fits, or 1. The next to
+        try follows from each client's share of the working memory, which is the chunk's gradients, optimizer states
+        and activations; as much as the arguments is set aside for the cloud models, which do not shrink with the chunk.
+        After a refusal it is half as many.
+
+    >>> largest_chunk(lambda chunk: Need(held=10, working=20 + 10 * (chunk or 8)), clients=8, room=70)
+    4
+    """
+    chunk = None
+    while chunk != 1:
+        needed, now = taken(chunk), chunk or clients
+        if needed is None:
+            chunk = max(1, now // 2)
+        elif needed.held + needed.working > room:
+            chunk = max(1, min(now - 1, (room - 2 * needed.held) * now // needed.working))
+        else:
+            break
+    return chunk
+
+
+@contextlib.contextmanager
+def explained(taken: Callable[[], Need | None] | None = None) -> Iterator[None]:
+    """XLA's "out of memory" as a MemoryError that says what to do, with the estimate of `taken` if there is one.
+
+    Raises:
+        MemoryError: in place of a JaxRuntimeError of status RESOURCE_EXHAUSTED.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        estimate = ""
+        if taken is not None:
+            with contextlib.suppress(Exception):  # what was too large to run may be too large to compile
+                needed = taken()
+                estimate = f" A round takes {sum(needed) / 2**30:.3g} GiB by XLA's plan." if needed else ""
+        raise MemoryError(
+            f"This does not fit into the device's memory.{estimate} Train fewer clients side by side with "
+            "Placement(chunk=...), --chunk in the experiments; or spread the clients over several devices with "
+            "placement.OnMesh, --devices; or keep them in the host's memory with placement.InHostMemory, --offload. "
+            "The state of this round is lost; with a checkpoint the next run continues from there. "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+
+
+class Estimate(NamedTuple):
+    """One device's share of a compiled round. All numbers are bytes unless they say otherwise.
+
+    Attributes:
+        devices: how many there are.
+        clients: rows on each, padding clients included.
+        state: the algorithm's state; it is overwritten by the new one.
+        data: the training data.
+        working: everything else at the worst moment: cloud models, gradients, optimizer states, activations.
+        exchanged: `{collective: [bytes of each]}`, what a device receives in a round, its own part included.
+    """
+
+    devices: int
+    clients: int
+    state: int
+    data: int
+    working: int
+    exchanged: dict[str, list[int]]
+
+    @property
+    def memory(self) -> int:
+        """What a device must hold at once."""
+        return self.state + self.data + self.working
+
+    def __str__(self) -> str:
+        parts = [f"{name} {readable(sum(sizes))} in {len(sizes)}" for name, sizes in self.exchanged.items()]
+        return (
+            f"{self.devices} device(s) of {self.clients} client(s): {readable(self.memory)} each "
+            f"(state {readable(self.state)}, data {readable(self.data)}, working memory {readable(self.working)}); "
+            f"a round exchanges {', '.join(parts) or 'nothing'}"
+        )
+
+
+def estimate(program: jax.stages.Compiled, placement: Any, state: Any, data: Any, *_: Any) -> Estimate:
+    """The `Estimate` of a compiled round from its abstract arguments."""
+    exchanged = collectives(program.as_text() or "")
+    clients = data.y.shape[0] // placement.devices
+    return Estimate(placement.devices, clients, _held(state), _held(data), need(program).working, exchanged)
+
+
+def collectives(program: str) -> dict[str, list[int]]:
+    """Bytes of one device's result of every collective in a compiled program's text (`compiled.as_text()`), by name."""
+    found: dict[str, list[int]] = {}
+    for results, name in re.findall(rf"= (.*?) ({_COLLECTIVES})(?:-done)?\(", program):
+        sizes = [_width(dtype) * int(np.prod([int(n) for n in dims.split(",") if n])) // 8
+                 for dtype, dims in _SHAPE.findall(results)]  # fmt: skip
+        found.setdefault(name, []).append(sum(sizes))
+    return found
+
+
+def _width(dtype: str) -> int:
+    """Bits of one number of an XLA type; a `pred` takes a byte."""
+    return 8 if dtype == "pred" else int(_BITS.findall(dtype)[0])
+
+
+def _held(tree: Any) -> int:
+    """Bytes of a tree of abstract arrays on one device."""
+    leaves = jax.tree.leaves(tree)
+    shards = [a.shape if a.sharding is None else a.sharding.shard_shape(a.shape) for a in leaves]
+    return sum(int(np.prod(shape)) * width(a) for shape, a in zip(shards, leaves))
+
+
+def width(a: Any) -> int:
+    """Bytes of one number of an array or abstract array; a key of a random generator takes eight."""
+    return 8 if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else jnp.dtype(a.dtype).itemsize
+
+
+def readable(number: float) -> str:
+    """Such as `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:.4g} GiB"

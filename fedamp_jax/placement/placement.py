@@ -1,0 +1,289 @@
+"""The one seam between methods and devices.
+
+A method says what happens to every client and what is computed from all models. A `Placement` decides on which device
+that runs, and offers four verbs for it:
+
+- `for_each_client` runs a function of ONE client for all of them;
+- `for_each_pair` runs a function of one client and another one's model for all pairs;
+- `by_parameters` lays models out by parameters in place of clients, for what the server computes across clients;
+- `replicate` puts a small result on every device.
+
+`Data` carry their placement, so that a compiled program always is the one for the place where its arrays lie.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+
+from fedamp_jax.checks import check_integer
+from fedamp_jax.placement import memory
+
+D = TypeVar("D", bound=Any)
+"""`fedamp_jax.Data`, whose definition holds a placement."""
+
+# One client's matrix products use a CPU's caches best while parameters, gradients and optimizer state of all clients
+# side by side (five copies) stay near the second-level cache.
+_CPU_PARAMETERS = 1 << 19
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """All clients on one device, JAX's default one. `OnMesh` and `InHostMemory` are the other placements.
+
+    Attributes:
+        chunk: how many clients a device trains side by side; None chooses (see `side_by_side`). No result depends on
+            it, but for the order in which sums are rounded: parameters agree to about 1e-5, relative, after a few
+            rounds.
+        transmit: what becomes of a client's update on its way to the server, `(key, client, update) -> update` for ONE
+            client, such as noise, quantization or a fault (see `fedamp_jax.corrupted`); None: it arrives as it was
+            sent.
+
+    Raises:
+        TypeError, ValueError: if `chunk` is not a whole number of at least 1.
+
+    >>> import fedamp_jax
+    >>> Placement(chunk=5).place(fedamp_jax.data.federation("digits").train).placement
+    Placement(chunk=5, transmit=None)
+    """
+
+    chunk: int | None = None
+    transmit: Callable[[Array, Any, Any], Any] | None = None
+
+    def __post_init__(self):
+        if self.chunk is not None:
+            check_integer("chunk", self.chunk, low=1)
+        if self.transmit is not None and not callable(self.transmit):
+            raise TypeError(f"transmit must be a function (key, client, update) -> update, got {self.transmit!r}")
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def platform(self) -> str:
+        """The platform that programs are compiled for: `"cpu"`, `"gpu"` or `"tpu"`."""
+        return jax.default_backend()
+
+    @property
+    def devices(self) -> int:
+        """How many devices share the clients."""
+        return 1
+
+    def count(self, rows: int) -> int:
+        """The number of clients among `rows` rows, padding clients not counted."""
+        return rows
+
+    def rows(self, clients: int) -> int:
+        """The number of rows that `clients` clients take."""
+        return clients
+
+    def side_by_side(self, clients: int, parameters: int, at_most: int | None = None) -> int:
+        """How many of a device's clients it trains side by side.
+
+        All of them on a GPU or TPU, whose batched matrix products want to be large; on a CPU as many as stay near its
+        second-level cache, and large models one at a time.
+
+        Args:
+            clients: clients of the device.
+            parameters: `D`.
+            at_most: a further limit.
+        """
+        chosen = self.chunk
+        if chosen is None:
+            chosen = clients if self.platform != "cpu" else max(1, _CPU_PARAMETERS // max(parameters, 1))
+        return min(chosen, clients, clients if at_most is None else at_most)
+
+    # --- getting there ------------------------------------------------------------------------------------------------
+
+    def place(self, data: D) -> D:
+        """The data, moved to where this placement keeps clients; `data.placement` says so from then on."""
+        return jax.tree.map(jnp.asarray, data)._replace(placement=self)
+
+    def init(self, algorithm: Any, key: Array, data: Any) -> Any:
+        """`algorithm.init(key, data)`, made where the state will lie."""
+        return algorithm.init(key, data)
+
+    def shapes(self, data: Any) -> Any:
+        """Abstract data as `place` would leave them, for a compilation that needs no arrays."""
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), data)._replace(placement=self)
+
+    def state_shapes(self, algorithm: Any, key: Any, data: Any) -> Any:
+        """The abstract state for abstract data."""
+        return jax.eval_shape(algorithm.init, key, data)
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def call(self, compiled: Callable[..., Any], static: tuple, *args: Any) -> Any:
+        """`compiled(*static, *args)`.
+
+        Args:
+            compiled: a function from `jax.jit`, of which the first arguments are static.
+            static: these.
+            *args: trees of arrays.
+        """
+        return compiled(*static, *args)
+
+    def program(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn`, to be compiled for this placement: `jax.jit(placement.program(fn))`."""
+        return fn
+
+    def settle(self, state: Any, rows: int) -> Any:
+        """Within a compiled round, fix where the new state lies, so that every round starts alike."""
+        return state
+
+    def replicate(self, tree: Any) -> Any:
+        """Arrays that are small, and that every device (and so every process) gets whole."""
+        return tree
+
+    def estimate(self, compiled: Any, static: tuple, *shapes: Any) -> Any:
+        """What a call of `compiled` takes, from abstract arguments: an object that can be printed."""
+        return memory.estimate(compiled.lower(*static, *shapes).compile(), self, *shapes)
+
+    def fitting(self, need: "Callable[[Placement], memory.Need | None]", rows: int) -> "Placement":
+        """This placement, with a chunk that fits into a device's memory if all clients side by side do not.
+
+        Args:
+            need: what a program takes when it is compiled for a placement, None if the compiler refuses it.
+            rows: rows of all clients.
+        """
+        room = memory.room()
+        if self.chunk is not None or room is None:
+            return self
+        limited = lambda chunk: need(dataclasses.replace(self, chunk=chunk))  # noqa: E731
+        chunk = memory.largest_chunk(limited, rows // self.devices, room)
+        return self if chunk is None else dataclasses.replace(self, chunk=chunk)
+
+    # --- the verbs of a method ----------------------------------------------------------------------------------------
+
+    def for_each_client(
+        self,
+        step: Callable[..., Any],
+        out: Any,
+        *args: Any,
+        work: Array,
+        parameters: int,
+        at_most: int | None = None,
+    ) -> Any:
+        """`out` with the rows of all clients that have work replaced by `step(out_i, *args_i)`.
+
+        Args:
+            step: a function of ONE client, which may close over arrays that all clients share.
+            out: leaves `[M, ...]`; `step` returns a tree like one row of it.
+            *args: further trees with leaves `[M, ...]`, of which `step` gets one row.
+            work: `[M]`, how long each client takes. The longest go first, so that clients that run side by side are of
+                similar length; those with 0 may not be run at all.
+            parameters: `D`, by which the number of clients side by side is chosen.
+            at_most: a further limit to it.
+
+        Returns:
+            A tree like `out`.
+        """
+        refuse_spread((out, args))
+        chunk = self.side_by_side(len(work), parameters, at_most)
+        return in_chunks(step, chunk, work, out, *args)
+
+    def for_each_pair(
+        self,
+        fn: Callable[[Any], Callable[[Any], Array]],
+        rows: Any,
+        columns: Any,
+        *,
+        work: Array,
+        parameters: int,
+    ) -> Array:
+        """`fn(rows_i)(columns_j) -> scalar float32` for all pairs, `[M, M]`; rows without `work [M]` may stay 0.
+
+        On several devices the columns travel around, so that no device ever holds all of them.
+        """
+
+        def step(out_i: Any, row: Any) -> Any:
+            return lax.map(fn(row), columns)
+
+        m = len(work)
+        out = jnp.zeros((m, m), jnp.float32)
+        return self.for_each_client(step, out, rows, work=work, parameters=parameters)
+
+    def by_parameters(self, tree: Any) -> "ByParameters":
+        """All clients' models, leaves `[M, ...]`, laid out by parameters in place of clients over the devices."""
+        refuse_spread(tree)
+        return ByParameters(self, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class ByParameters:
+    """All clients' models, laid out so that each device has its share of the parameters of every client.
+
+    Attributes:
+        placement: of the clients.
+        tree: the models as they were given, leaves `[M, ...]`.
+    """
+
+    placement: Placement
+    tree: Any
+
+    def map(self, fn: Callable[[Array, Array], Array], fixed: Array) -> Any:
+        """`fn(columns [M, d], fixed) -> [M, d]` for all parameters; a tree like the models, laid out by clients again.
+
+        Args:
+            fn: treats every column alike. A function with a name of its own, as it may be compiled once for all calls.
+            fixed: what it needs whole.
+        """
+        return jax.tree.map(lambda a: fn(a.reshape(a.shape[0], -1), fixed).reshape(a.shape), self.tree)
+
+    def sum(self, fn: Callable[[Array, Array], Array], fixed: Array) -> Array:
+        """The sum over all parameters of `fn(columns [M, d], fixed) -> [M, M]` float32; arguments as in `map`."""
+        flats = [a.reshape(a.shape[0], -1) for a in jax.tree.leaves(self.tree)]
+        return sum((fn(flat, fixed) for flat in flats), jnp.zeros((len(flats[0]),) * 2, jnp.float32))
+
+
+def in_chunks(step: Callable[..., Any], chunk: int, work: Array, out: Any, *args: Any) -> Any:
+    """`step(out_i, *args_i)` for each of M rows, `chunk` side by side, those with most `work [M]` first.
+
+    Chunks that have no work at all are not run. Results are written into `out`'s own buffer: no second stack of models
+    is made.
+    """
+    m = len(work)
+    if chunk >= m:
+        return jax.vmap(step)(out, *args)
+    order = jnp.argsort(-work, stable=True)
+    # The last chunk is filled up with the client that has least work, whose result is then not written again.
+    fill = -m % chunk
+    reads = jnp.concatenate([order, jnp.broadcast_to(order[-1:], (fill,))])
+    writes = jnp.concatenate([order, jnp.full((fill,), m, order.dtype)])
+    needed = (jnp.sum(work > 0, dtype=jnp.int32) + chunk - 1) // chunk
+
+    def run_chunk(c: Any, out: Any) -> Any:
+        read, write = (lax.dynamic_slice_in_dim(a, c * chunk, chunk) for a in (reads, writes))
+        result = jax.vmap(step)(*jax.tree.map(lambda a: a[read], (out, *args)))
+        return jax.tree.map(lambda a, r: a.at[write].set(r, mode="drop"), out, result)
+
+    return lax.fori_loop(0, needed, run_chunk, out)
+
+
+def refuse_spread(tree: Any) -> None:
+    """Refuse arrays that are spread over several devices, where a placement expects them on one.
+
+    XLA would partition the program by itself, and gather all models on every device without a word.
+
+    Raises:
+        ValueError: if there is one; it says how to place data.
+    """
+    for a in jax.tree.leaves(tree):
+        traced = not isinstance(a, jax.Array) or isinstance(a, Tracer)
+        mesh = getattr(getattr(jax.typeof(a) if traced else a, "sharding", None), "mesh", None)
+        if mesh is not None and mesh.size > 1 and not mesh.are_all_axes_manual:
+            raise ValueError(
+                f"arrays are spread over {mesh.size} devices, but the data's placement is a single device: let "
+                "fedamp_jax.placement.OnMesh(mesh=...) place the data and make the state, with .place(data) and "
+                ".init(algorithm, key, data)"
+            )
+
+
+def is_spread(a: Any) -> bool:
+    """Whether a concrete array lies on more than one device."""
+    return isinstance(a, jax.Array) and isinstance(a.sharding, NamedSharding) and a.sharding.mesh.size > 1

@@ -1,0 +1,116 @@
+"""Trees of parameters: with a client axis, and cut into what is trained and what is frozen.
+
+A stacked tree holds one model per client: every leaf is `[M, ...]`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.types import Array, PyTree, Task, Variables
+
+
+def broadcast(tree: PyTree, m: int) -> PyTree:
+    """The same model for each of `m` clients: leaves `[...]` become `[m, ...]`."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a[None], (m, *a.shape)), tree)
+
+
+def per_client(mask: Array, leaf: Array) -> Array:
+    """Reshape `mask [M]` so that it broadcasts against `leaf [M, ...]`."""
+    return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
+
+
+def where(mask: Array, a: PyTree, b: PyTree) -> PyTree:
+    """Rows of `a` where `mask [M]` holds, else rows of `b`; `mask []` selects whole trees.
+
+    It selects, so a NaN on the other side does not spread.
+    """
+    return jax.tree.map(lambda x, y: jnp.where(per_client(mask, x), x, y), a, b)
+
+
+def all_finite(tree: PyTree) -> Array:
+    """True if every number of ONE client's tree is finite; `[]` bool."""
+    finite = [jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating)]
+    return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
+
+
+def seeded(tree: PyTree, key: Array) -> PyTree:
+    """A tree whose PRNG keys are replaced by ones that follow `key`, such as an optimizer's state with gradient noise.
+
+    As `optimizer.init` makes them they are the same for all clients, and in every round if the state starts afresh.
+    """
+    is_key = lambda a: isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda a: jax.random.fold_in(key, jax.random.bits(a)) if is_key(a) else a, tree)
+
+
+def partition(params: PyTree, trainable: PyTree | None) -> tuple[PyTree, PyTree]:
+    """Two trees, `(trained, frozen)`, each with None where the other one has the leaf.
+
+    Args:
+        params: a tree of arrays.
+        trainable: a tree of Python bools like it, or None, which trains everything.
+
+    >>> partition({"body": 1.0, "head": 2.0}, {"body": False, "head": True})
+    ({'body': None, 'head': 2.0}, {'body': 1.0, 'head': None})
+    """
+    if trainable is None:
+        return params, jax.tree.map(lambda _: None, params)
+    trained = jax.tree.map(lambda p, t: p if t else None, params, trainable)
+    return trained, jax.tree.map(lambda p, t: None if t else p, params, trainable)
+
+
+def combine(trained: PyTree, frozen: PyTree) -> PyTree:
+    """The tree that `partition` took apart."""
+    return jax.tree.map(lambda a, b: b if a is None else a, trained, frozen, is_leaf=lambda a: a is None)
+
+
+def head_mask(task: Task, params: PyTree) -> PyTree:
+    """A tree of Python bools like the parameters, True where a leaf belongs to the personal head (`task.head`).
+
+    Raises:
+        ValueError: if `task.head` selects no parameter, or all of them.
+    """
+
+    def in_head(path: tuple, _: Any) -> bool:
+        name = path_name(path)
+        return any(name == prefix or name.startswith(prefix + "/") for prefix in task.head)
+
+    mask = jax.tree_util.tree_map_with_path(in_head, params)
+    if len(set(jax.tree.leaves(mask))) != 2:
+        names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        raise ValueError(
+            f"head={task.head} must select some and not all of the parameters; there are: {', '.join(names)}"
+        )
+    return mask
+
+
+def path_name(path: tuple) -> str:
+    """A leaf's path as one string, such as `body/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def check_float32(variables: Variables) -> None:
+    """Checks that all parameters are float32.
+
+    Args:
+        variables: arrays or `jax.ShapeDtypeStruct`s.
+
+    Raises:
+        TypeError: if a parameter has another dtype; the message says which one.
+
+    >>> from fedamp_jax import Variables
+    >>> check_float32(Variables({"head": {"kernel": jnp.ones((2, 3), jnp.bfloat16)}}, ()))
+    Traceback (most recent call last):
+        ...
+    TypeError: the task's parameters must be float32, got bfloat16 in head/kernel: to compute in bfloat16, cast them
+        in `loss` and `predict`, as the models here do with compute_dtype
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables.params):
+        dtype = getattr(leaf, "dtype", jnp.result_type(leaf))
+        if dtype != jnp.float32:
+            where = path_name(path)
+            raise TypeError(
+                f"the task's parameters must be float32, got {dtype} in {where}: to compute in {dtype}, cast them in "
+                "`loss` and `predict`, as the models here do with compute_dtype"
+            )

@@ -1,0 +1,74 @@
+"""Validation data: a division of each client's examples, and every client's loss under other clients' models."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.clients import stream
+from fedamp_jax.minibatches import mean_loss
+from fedamp_jax.solver import Solver
+from fedamp_jax.types import Array, Data, Task, Variables
+
+
+def holdout(key: Array, client: Data, share: float) -> tuple[Data, Data]:
+    """ONE client's examples divided at random into two sets: `(first, rest)`, such as validation and training data.
+
+    Args:
+        key: the same key gives the same division; for one that stays over rounds take a key that does.
+        client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
+        share: of the examples that go to the first set, in (0, 1). Both sets get at least one example; those of a
+            client with a single one are the same.
+
+    Returns:
+        Two clients like `client`, with the padding length of the whole.
+
+    >>> import fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> first, rest = holdout(jax.random.key(0), jax.tree.map(lambda a: a[0], train), 0.2)
+    >>> int(first.size), int(rest.size)
+    (14, 56)
+    """
+    n = client.y.shape[0]
+    draw = jax.random.uniform(stream(key, "holdout"), (n,), jnp.float32)
+    rows = jnp.argsort(jnp.where(jnp.arange(n) < client.size, draw, jnp.inf))
+    wanted = jnp.round(share * client.size.astype(jnp.float32)).astype(jnp.int32)
+    count = jnp.clip(wanted, 1, jnp.maximum(client.size - 1, 1))
+    behind = jnp.roll(rows, -jnp.minimum(count, client.size - 1))
+
+    def some(rows: Array, size: Array) -> Data:
+        return client._replace(x=client.x[rows], y=client.y[rows], size=size)
+
+    return some(rows, count), some(behind, jnp.maximum(client.size - count, 1))
+
+
+def cross_losses(
+    task: Task, solver: Solver, data: Data, models: Variables, *, examples: Callable[[Data], Data] | None = None
+) -> Array:
+    """`losses[i, j]`: mean loss of client i's data under client j's model, `[M, M]` float32.
+
+    On several devices the models travel around a ring, so that no device ever holds all of them.
+
+    Args:
+        task: the model.
+        solver: for the batch size.
+        data: all clients' data; rows of clients that are offline are 0 or what they would be.
+        models: `Variables [M, ...]`.
+        examples: `client -> client`, which of ONE client's data count, such as the first part of `holdout`; None: all.
+
+    >>> import jax, optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 20))
+    >>> cross_losses(task, fedamp_jax.Solver(optax.sgd(0.1)), train, models).shape
+    (20, 20)
+    """
+
+    def loss(client: Data) -> Callable[[Variables], Array]:
+        some = examples(client) if examples else client
+        return lambda variables: mean_loss(task, solver, some, variables)
+
+    m = data.y.shape[0]
+    parameters = sum(a.size for a in jax.tree.leaves(models.params)) // m
+    work = jnp.where(data.online, data.size, 0)
+    return data.placement.for_each_pair(loss, data, models, work=work, parameters=parameters)

@@ -1,0 +1,66 @@
+"""Accuracies of personal models, against counting by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedamp_jax
+from fedamp_jax import Placement
+from fedamp_jax.driver import evaluation
+from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
+from tests.registry import federation, find, make, tiny_task
+
+KEY = jax.random.key(3)
+PLACEMENTS = {
+    "one device": lambda: Placement(),
+    "in chunks": lambda: Placement(chunk=3),
+    "mesh": lambda: OnMesh(mesh=client_mesh(8)),
+    "host": lambda: InHostMemory(device=jax.devices()[5], chunk=3),
+}
+
+
+@pytest.mark.parametrize("block", [4, pytest.param(256, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_accuracies_are_those_counted_by_hand(name, block, monkeypatch):
+    """Of every client, also offline ones, in blocks of examples; a class that a client does not have is no answer.
+
+    Failed with padding counted as examples, and with the highest of all logits.
+    """
+    monkeypatch.setattr(evaluation, "_EXAMPLES", block)
+    jax.clear_caches()
+    task, data = tiny_task(), federation()
+    data = data._replace(classes=jnp.array([3, 2] * 4, jnp.int32), y=jnp.where(data.y < 2, data.y, 0),
+                         online=jnp.arange(8) > 3)  # fmt: skip
+    models = jax.vmap(task.init)(jax.random.split(KEY, 8))
+    wanted = []
+    for i in range(8):
+        n, own = int(data.size[i]), int(data.classes[i])
+        logits = task.predict(jax.tree.map(lambda a, i=i: a[i], models), data.x[i, :n])[:, :own]
+        wanted.append(np.mean(np.argmax(logits, axis=1) == data.y[i, :n]))
+    placed = PLACEMENTS[name]().place(data)
+    if isinstance(placed.placement, OnMesh):
+        models = jax.device_put(models, placed.x.sharding)
+    np.testing.assert_allclose(fedamp_jax.evaluate(task, models, placed), wanted, atol=1e-6)
+    assert 0 < np.mean(wanted) < 1
+
+
+def test_a_model_with_too_few_outputs_is_refused():
+    """Failed when labels beyond the outputs silently counted as a loss of 0."""
+    task, algorithm = make(find("separate"))
+    data = federation()
+    more = data._replace(classes=data.classes.at[2].set(4))
+    with pytest.raises(ValueError, match="the model has 3 outputs, but the data have 4 classes"):
+        fedamp_jax.run(task, algorithm, more, more, rounds=1, progress=False)
+    with pytest.raises(ValueError, match="the model has 3 outputs, but the data have 4 classes"):
+        fedamp_jax.evaluate(task, algorithm.init(KEY, data).clients.variables, more)
+
+
+def test_what_evaluate_refuses():
+    """A state in place of its models, and one model in place of one for each client."""
+    task, separate = make(find("separate"))
+    state = separate.init(KEY, federation())
+    with pytest.raises(TypeError, match=r"what algorithm.personalize.*gives, got a SeparateState"):
+        fedamp_jax.evaluate(task, state, federation())
+    with pytest.raises(ValueError, match=r"one model for each of 8 clients, leaves \[8, ...\]"):
+        fedamp_jax.evaluate(task, task.init(KEY), federation())

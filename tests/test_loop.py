@@ -1,0 +1,244 @@
+"""`run`: what it does in which order, what it records, and what it refuses."""
+
+import functools
+import gc
+import logging
+import os
+import threading
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedamp_jax
+from fedamp_jax import Checkpoint, Participation, Placement
+from fedamp_jax.driver.rounds import compiled_round
+from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
+from tests.registry import federation, find, make
+
+HALF = Participation(0.5)
+
+
+def test_run_is_the_loop_written_out():
+    """State, accuracies and losses are those of `round` and `evaluate` called by hand with the same keys.
+
+    Failed with the round's key used for who takes part as well.
+    """
+    task, algorithm = make(find("fedamp"), epochs=(1, 3))
+    clients = federation()
+    result = fedamp_jax.run(task, algorithm, clients, clients, rounds=3, seed=5, participation=HALF, progress=False)
+    key = jax.random.key(5)
+    state = algorithm.init(key, clients)
+    for k in range(3):
+        key_online, key_round, key_use = jax.random.split(jax.random.fold_in(key, k), 3)
+        online = HALF.online(key_online, clients)
+        assert int(online.sum()) == 4
+        state, info = fedamp_jax.round(algorithm, state, clients._replace(online=online), key_round)
+        models = jax.jit(algorithm.personalize)(key_use, state, clients)
+        np.testing.assert_array_equal(result.accuracy[k], fedamp_jax.evaluate(task, models, clients))
+        assert result.loss[k] == pytest.approx(float(info.loss[online].mean()), rel=1e-6)
+    chex.assert_trees_all_equal(result.state, state)
+    np.testing.assert_array_equal(result.xi, info.xi)
+
+
+def test_the_order_of_the_clients_changes_nothing():
+    """Clients in another order take part in the same rounds and end where they did.
+
+    Failed when who takes part followed the rows and not `id`.
+    """
+    task, algorithm = make(find("fedamp"), epochs=(1, 3))
+    clients, order = federation(), np.array([3, 0, 7, 5, 1, 6, 2, 4])
+    moved = jax.tree.map(lambda a: a[order], clients)
+    settings = {"rounds": 3, "participation": Participation(0.5, drop_rate=0.25), "progress": False}
+    a, b = (fedamp_jax.run(task, algorithm, some, some, **settings) for some in (clients, moved))
+    np.testing.assert_allclose(a.xi[np.ix_(order, order)], b.xi, atol=1e-5)
+    chex.assert_trees_all_close(jax.tree.map(lambda x: x[order], a.state.clients), b.state.clients, atol=1e-5)
+
+
+def test_same_seed_same_run():
+    """Bit for bit; another seed is another run. Failed with keys drawn from the time."""
+    task, algorithm = make(find("fedavg"), epochs=(1, 3))
+    clients = federation()
+    some = Participation(drop_rate=0.25)
+    a, b, c = (
+        fedamp_jax.run(task, algorithm, clients, clients, rounds=3, seed=s, participation=some, progress=False)
+        for s in (1, 1, 2)
+    )
+    chex.assert_trees_all_equal(a.state, b.state)
+    assert a.loss == b.loss != c.loss
+    np.testing.assert_array_equal(a.accuracy, b.accuracy)
+
+
+def test_evaluations_are_recorded_when_asked_for():
+    """Every third round and the last. Failed without the last round."""
+    task, algorithm = make(find("separate"))
+    clients = federation()
+    seen = lambda info: {"online": float((info.epochs > 0).sum())}  # noqa: E731
+    result = fedamp_jax.run(task, algorithm, clients, clients, rounds=7, evaluate_every=3, observe=seen, progress=False)
+    assert result.rounds == [3, 6, 7] and result.accuracy.shape == (3, 8) and len(result.loss) == 3
+    assert result.observed == {"online": [8.0, 8.0, 8.0]} and result.xi is None
+    assert 0 < result.first_seconds <= result.seconds
+
+
+def test_the_placement_of_a_run():
+    """The argument's, or else that of the data. Failed when data on a mesh were moved to one device."""
+    task, algorithm = make(find("separate"))
+    train = federation()
+    spread = OnMesh(mesh=client_mesh(4)).place(train)
+    run = functools.partial(fedamp_jax.run, task, algorithm, rounds=1, progress=False)
+    devices = lambda result: len(jax.tree.leaves(result.state.clients)[0].sharding.device_set)  # noqa: E731
+    assert devices(run(train, train)) == 1
+    assert devices(run(spread, spread)) == 4
+    assert devices(run(train, train, placement=OnMesh(mesh=client_mesh(2)))) == 2
+
+
+def test_a_second_run_compiles_nothing(caplog):
+    """Failed with functions that were jitted within `run`: 0.8 s of compilation, for every method."""
+    task, algorithm = make(find("fedamp"))
+
+    def run():
+        fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)
+
+    run()
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        run()
+    assert not [line for line in caplog.messages if "Finished XLA compilation" in line]
+
+
+def test_a_label_of_the_progress_bar(capsys):
+    """A string is the label; False draws nothing. Failed when a label switched the bar off."""
+    task, algorithm = make(find("separate"))
+    run = functools.partial(fedamp_jax.run, task, algorithm, federation(), federation(), rounds=1)
+    run(progress=False)
+    assert capsys.readouterr().out == ""
+    run(progress="my method")
+    assert "my method" in capsys.readouterr().out
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+TASK, SEPARATE = make(find("separate"))
+REFUSED = {
+    "rounds": ({"rounds": 0}, ValueError, "rounds must be at least 1, got 0"),
+    "half a round": ({"rounds": 1.5}, TypeError, "rounds must be a whole number, got 1.5"),
+    "evaluate_every": ({"evaluate_every": 0}, ValueError, "evaluate_every must be at least 1"),
+    "every": ({"checkpoint": Checkpoint("here", every=0)}, ValueError, "checkpoint.every must be at least 1"),
+    "a path": ({"checkpoint": "here"}, TypeError, r"checkpoint must be of type Checkpoint .*Checkpoint\('folder'\)"),
+    "a file": ({"checkpoint": Checkpoint(__file__)}, ValueError, "is a file: give a folder"),
+    "fingerprint": (
+        {"checkpoint": Checkpoint("here", fingerprint={"x": {1, 2}})}, TypeError, "fingerprint must hold what JSON"
+    ),
+    "participation": ({"participation": Participation(0.0)}, ValueError, "participation must be greater than 0"),
+    "a share": ({"participation": 0.5}, TypeError, r"participation must be of type Participation .*ation\(0.5\)"),
+    "drop_rate": ({"participation": Participation(1.0, 1.0)}, ValueError, r"drop_rate must be in \[0, 1\)"),
+    "task": ({"task": SEPARATE}, TypeError, "task must be of type Task .*got a Algorithm"),
+    "algorithm": ({"algorithm": fedamp_jax.separate}, TypeError, "algorithm must be of type Algorithm .*a function"),
+    "placement": ({"placement": 2}, TypeError, "placement must be of type Placement .*OnMesh.*got 2"),
+    "train": ({"train": [1]}, TypeError, "train must be of type Data .*got a list"),
+    "labels": (
+        {"train": federation()._replace(y=federation().y + 2)}, ValueError,
+        "client 0 has labels .* to 4 in train, but 3 classes: labels must be in"
+    ),
+    "float labels": (
+        {"test": federation()._replace(y=federation().y.astype(float))}, TypeError, "test.y must be int32"
+    ),
+    "size": (
+        {"train": federation()._replace(size=federation().size + 1)}, ValueError, r"train.size\[2\] is 11.*room for 10"
+    ),
+    "online": ({"train": federation()._replace(online=federation().online[:4])}, ValueError, "of the same clients"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_run_refuses(case, tmp_path, monkeypatch):
+    """Before anything compiles. Each was accepted, or ended in an error that named nothing the user wrote.
+
+    Failed for `checkpoint.every` with a ZeroDivisionError after the first round.
+    """
+    monkeypatch.chdir(tmp_path)
+    changed, kind, message = REFUSED[case]
+    given = {"task": TASK, "algorithm": SEPARATE, "train": federation(), "test": federation(), "rounds": 1}
+    with pytest.raises(kind, match=message):
+        fedamp_jax.run(**{**given, "progress": False, **changed})
+
+
+def test_host_memory_is_for_a_single_device():
+    """Data that are spread over several devices are refused. Failed with all of them gathered on the host."""
+    train = OnMesh(mesh=client_mesh(8)).place(federation())
+    with pytest.raises(ValueError, match="spread over several devices: InHostMemory is for a single one"):
+        fedamp_jax.run(TASK, SEPARATE, train, train, rounds=1, placement=InHostMemory(device=jax.devices()[0]))
+
+
+def test_a_finished_checkpoint_is_not_taken_for_a_new_run(tmp_path):
+    """Only a fingerprint distinguishes the settings of an algorithm. Failed when the old result came back silently."""
+    run = functools.partial(fedamp_jax.run, TASK, SEPARATE, federation(), federation(), rounds=1, progress=False)
+    run(checkpoint=Checkpoint(tmp_path))
+    with pytest.warns(UserWarning, match="has 1 rounds already: it is returned, and nothing is trained"):
+        run(checkpoint=Checkpoint(tmp_path))
+
+
+def test_training_that_diverges_everywhere_is_reported():
+    """Failed when a run in which every update was discarded gave no warning."""
+    task, algorithm = make(find("separate"), optimizer=optax.scale(float("nan")))
+    with pytest.warns(RuntimeWarning, match="every client of a round.*lower the learning rate"):
+        fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)
+
+
+# --- long runs --------------------------------------------------------------------------------------------------------
+
+
+def resident():
+    """Megabytes of memory that this process holds."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [200, 2000])
+def test_many_rounds_leave_nothing_behind(rounds, tmp_path):
+    """Memory, arrays, open files and threads are as after a quarter of the rounds, and nothing compiles after a tenth.
+
+    Checkpoints are part of it. Failed with all rounds' infos kept (arrays), and with a new jitted function per round
+    (compilations).
+    """
+    task, algorithm = make(find("fedamp"), epochs=1)
+    clients = federation()
+    compiled, seen = [], []
+
+    def on_event(event, duration, **_):
+        compiled.extend([event] * event.endswith("backend_compile_duration"))
+
+    def observe(info):
+        gc.collect()
+        files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        seen.append((resident(), len(jax.live_arrays()), files, threads, len(compiled)))
+        return {}
+
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    before = compiled_round._cache_size()
+    try:
+        fedamp_jax.run(task, algorithm, clients, clients, rounds=rounds, evaluate_every=rounds // 20, observe=observe,
+                       progress=False, participation=Participation(drop_rate=0.25),
+                       checkpoint=Checkpoint(tmp_path / "checkpoints", every=rounds // 8))  # fmt: skip
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_event)
+    memory, arrays, files, threads, compilations = np.array(seen).T
+    assert compiled_round._cache_size() == before + 1
+    assert compilations[-1] == compilations[1], "something compiled after a tenth of the rounds"
+    # The lowest of the second quarter and of the last: what a save in the background holds comes and goes.
+    parts = slice(4, 10), slice(-5, None)
+    early, late = (np.array([a[part].min() for a in (memory, arrays, files, threads)]) for part in parts)
+    assert (late <= early + [10, 2, 2, 2]).all(), f"{early} in the second quarter of the rounds, {late} in the last"
+
+
+def test_placements_do_not_change_what_is_evaluated():
+    """Accuracies on one device in chunks are those of all clients side by side."""
+    task, algorithm = make(find("fedavg"))
+    a, b = (
+        fedamp_jax.run(task, algorithm, federation(), federation(), rounds=2, progress=False, placement=p)
+        for p in (Placement(), Placement(chunk=3))
+    )
+    np.testing.assert_allclose(a.accuracy, b.accuracy, atol=1e-6)
