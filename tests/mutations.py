@@ -1,0 +1,250 @@
+"""Wrong versions of the package, each of which some test has to notice. Prints those that none does.
+
+    python tests/mutations.py                # all of them, two at a time
+    python tests/mutations.py prox mix       # those whose name contains one of the words
+    python tests/mutations.py --list
+
+A mutation is an edit of one file. It is applied to a copy of the checkout, and the tests that should notice are run there
+until the first failure. The exit code is the number of survivors.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fedamp_jax"
+
+
+class Mutation(NamedTuple):
+    """Attributes: name: unique. file: below the package. old: text that occurs once. new: what replaces it.
+    tests: arguments of pytest."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+EXAM = "tests/test_algorithms.py -k"
+ORACLES = "tests/test_oracles.py -k"
+
+MUTATIONS = [
+    # Local training.
+    Mutation("prox-halved", "penalties.py", "weight * (w - c)", "weight / 2 * (w - c)", f"{ORACLES} fedamp"),
+    Mutation("prox-sign", "penalties.py", "weight * (w - c)", "weight * (c - w)", f"{ORACLES} fedprox"),
+    Mutation("prox-detached", "solver.py", "if penalty is not None:", "if False:", f"{ORACLES} fedamp"),
+    Mutation("correction-sign", "solver.py", "grads = jax.tree.map(jnp.add, grads, shift)",
+             "grads = jax.tree.map(jnp.subtract, grads, shift)", f"{ORACLES} scaffold"),
+    Mutation("frozen-trained", "solver.py", "trained, frozen = partition(start.params, trainable)",
+             "trained, frozen = partition(start.params, None)", f"{ORACLES} fedbabu"),
+    Mutation("optimizer-never-kept", "solver.py", "opt_state if solver.keep_optimizer else ()", "()",
+             f"{EXAM} 'resumed and separate'"),
+    Mutation("optimizer-state-ignored", "solver.py",
+             "optimizer_state if solver.keep_optimizer else optimizer.init(trained)", "optimizer.init(trained)",
+             f"{EXAM} 'kept_optimizer and separate'"),
+    Mutation("loss-summed", "solver.py", "return local, total / jnp.maximum(steps, 1).astype(jnp.float32)",
+             "return local, total", "tests/test_solver.py tests/test_clients.py"),
+    Mutation("one-order-for-all-passes", "minibatches.py", "jax.vmap(one_pass)(jax.random.split(key, epochs))",
+             "jax.vmap(lambda _: one_pass(key))(jnp.arange(epochs))", "tests/test_solver.py"),
+    Mutation("padding-drawn", "minibatches.py", "jnp.where(jnp.arange(width) < size, jax", "jnp.where(jnp.arange(width) >= 0, jax",
+             "tests/test_solver.py"),
+    Mutation("padding-not-masked", "minibatches.py", "real = rows < client.size", "real = rows < client.y.shape[0]",
+             f"{EXAM} 'padding and separate'"),
+    Mutation("last-batch-dropped", "minibatches.py", "per_pass = (client.size + width - 1) // width",
+             "per_pass = jnp.maximum(client.size // width, 1)", f"{ORACLES} separate"),
+    Mutation("full-gradient-of-block-means", "minibatches.py", "jax.tree.map(lambda a, b: a + share * b, grads, g)",
+             "jax.tree.map(lambda a, b: a + b, grads, g)", "tests/test_solver.py"),
+    Mutation("mean-loss-unweighted", "minibatches.py", "return total + share_of(batch, client) * task.loss",
+             "return total + task.loss", "tests/test_clients.py"),
+    Mutation("step-key-constant", "minibatches.py", "jax.random.fold_in(key_steps, t))", "key_steps)",
+             "tests/test_solver.py"),
+    # Clients.
+    Mutation("key-by-position", "clients.py", "jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(data.id)",
+             "jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(len(data.id)))",
+             f"{EXAM} 'permuted and separate'"),
+    Mutation("rejected-becomes-zero", "clients.py", "jnp.where(fine & took_part, a, b), new, keep_i)",
+             "jnp.where(fine & took_part, a, jnp.where(took_part, jnp.zeros_like(b), b)), new, keep_i)",
+             f"{EXAM} diverge"),
+    Mutation("offline-becomes-trained", "clients.py", "jnp.where(fine & took_part, a, b), new, keep_i)",
+             "jnp.where(fine, a, b), new, keep_i)", f"{EXAM} absent"),
+    Mutation("rejected-kept", "clients.py", "chosen, jnp.where(took_part, loss, 0.0), took_part & ~fine",
+             "chosen, jnp.where(took_part, loss, 0.0), took_part & False", f"{EXAM} diverge"),
+    Mutation("epochs-upper-end", "clients.py", "low, high + 1, jnp.int32", "low, high, jnp.int32", "tests/test_clients.py tests/test_solver.py"),
+    Mutation("holdout-overlaps", "validation.py", "jnp.roll(rows, -jnp.minimum(count, client.size - 1))", "rows",
+             f"{ORACLES} fedrecon"),
+    Mutation("cross-losses-turned", "validation.py", "data.placement.for_each_pair(loss, data, models, work=work, parameters=parameters)",
+             "data.placement.for_each_pair(loss, data, models, work=work, parameters=parameters).T", "tests/test_clients.py"),
+    # Server.
+    Mutation("mix-turned", "server.py", '"ij,jd->id"', '"ji,jd->id"', f"{ORACLES} fedamp"),
+    Mutation("mean-multiplies", "server.py", "where(total > 0, mean, otherwise)", "mean", f"{EXAM} absent"),
+    Mutation("mean-uniform", "server.py", "jnp.where(data.online & ~info.rejected, data.size, 0)",
+             "jnp.where(data.online & ~info.rejected, 1, 0)", f"{ORACLES} fedavg"),
+    Mutation("rejected-counts", "server.py", "data.online & ~info.rejected, data.size", "data.online, data.size",
+             f"{EXAM} diverge"),
+    Mutation("statistics-turned", "server.py", 'if stats == "local":', 'if stats != "local":', "tests/test_trees.py -k statistics"),
+    Mutation("distances-tile", "server.py", ".at[lower[::-1]].set(total.swapaxes(1, 2))", ".at[lower[::-1]].set(total)",
+             "tests/test_attention.py"),
+    Mutation("cosine-scale", "server.py", "1.0 - sq_dists(models, inverse) / 2.0", "1.0 - sq_dists(models, inverse)",
+             f"{ORACLES} heurfedamp"),
+    # Attention.
+    Mutation("softmax-over-all", "attention.py", "score = jnp.where(edges, score, -jnp.inf)",
+             "score = jnp.where(edges | jnp.eye(len(edges), dtype=bool), score, -jnp.inf)", f"{ORACLES} heurfedamp"),
+    Mutation("self-weight-forgotten", "attention.py", "with_self(share * (1.0 - own)[:, None], own)", "with_self(share, own)",
+             f"{ORACLES} fedamp"),
+    Mutation("eq5-factor", "attention.py", "off = jnp.where(edges, alpha * jnp.exp(score), 0.0)",
+             "off = jnp.where(edges, 2 * alpha * jnp.exp(score), 0.0)", f"{ORACLES} fedamp"),
+    Mutation("edges-turned", "attention.py", "receives[:, None] & sends[None]", "sends[:, None] & receives[None]",
+             f"{ORACLES} fedamp"),
+    Mutation("edges-own", "attention.py", " & ~jnp.eye(receives.shape[0], dtype=bool)", "", "tests/test_attention.py"),
+    Mutation("slope-sigma", "attention.py", "return -t / sigma - jnp.log(sigma)", "return -t / sigma", f"{ORACLES} fedamp"),
+    Mutation("scad-clip", "attention.py", "(a - t / sigma) / (a - 1.0), 0.0, 1.0", "(a - t / sigma) / a, 0.0, 1.0", "tests/test_attention.py"),
+    # Methods.
+    Mutation("fedamp-start", "algorithms/fedamp.py", 'Variables(cloud if start == "cloud" else mine.params, running)',
+             "Variables(mine.params, running)", f"{ORACLES} fedamp"),
+    Mutation("fedamp-prox-center", "algorithms/fedamp.py", "penalty(cloud_i, k) if penalty", "penalty(begin_i.params, k) if penalty",
+             f"{ORACLES} fedamp"),
+    Mutation("fedamp-stale-padding", "algorithms/fedamp.py", 'data.online if stale == "exclude" else data.size > 0',
+             'data.online if stale == "exclude" else data.size >= 0', "tests/test_mesh.py -k stale"),
+    Mutation("fedamp-error-ignored", "algorithms/fedamp.py", "(~fine).astype(jnp.int32)", "(fine & False).astype(jnp.int32)",
+             "tests/test_rounds.py tests/test_attention.py tests/test_loop.py"),
+    Mutation("fedavg-from-start", "algorithms/fedavg.py", "weighted_mean(weights, sent.variables.params, state.params)",
+             "weighted_mean(weights, received.variables.params, state.params)", f"{ORACLES} fedavg"),
+    Mutation("fedprox-center", "algorithms/fedavg.py", "Prox(state.params, at_round(mu, state.round))",
+             "Prox(jax.tree.map(lambda a: 0 * a, state.params), at_round(mu, state.round))", f"{ORACLES} fedprox"),
+    Mutation("scaffold-share", "algorithms/scaffold.py", "jnp.sum(counts) / data.clients", "jnp.sum(counts) / jnp.sum(counts)",
+             f"{ORACLES} scaffold"),
+    Mutation("scaffold-steps", "algorithms/scaffold.py", "jnp.maximum(steps, 1).astype(jnp.float32)", "1.0", f"{ORACLES} scaffold"),
+    Mutation("scaffold-weights", "algorithms/scaffold.py", "counts = (data.online & ~info.rejected).astype(jnp.float32)",
+             "counts = jnp.where(data.online & ~info.rejected, data.size, 0).astype(jnp.float32)", f"{ORACLES} scaffold"),
+    Mutation("scaffold-rejected", "algorithms/scaffold.py", "(data.online & ~info.rejected)", "(data.online)",
+             f"{EXAM} diverge"),
+    Mutation("apfl-chain-rule", "algorithms/apfl.py", "trees.per_client(alpha, a) * (a - b) + b",
+             "trees.per_client(alpha, a) * (jax.lax.stop_gradient(a) - b) + b", f"{ORACLES} apfl"),
+    Mutation("apfl-through-mixture", "algorithms/apfl.py", "_mix(alpha, v, jax.lax.stop_gradient(w))", "_mix(alpha, v, w)",
+             f"{ORACLES} apfl"),
+    Mutation("ditto-new-center", "algorithms/ditto.py", "penalty = Prox(shared.params, at_round(lam, k))",
+             "penalty = Prox(jax.tree.map(lambda a: 0 * a, shared.params), at_round(lam, k))", f"{ORACLES} ditto"),
+    Mutation("fedrep-order", "algorithms/partial.py", 'phases = [Phase("head", head_solver), Phase("body")]',
+             'phases = [Phase("body"), Phase("head", head_solver)]', f"{ORACLES} fedrep"),
+    Mutation("fedper-heads-averaged", "algorithms/partial.py", "heads if keep_heads else state.heads", "state.heads",
+             f"{ORACLES} fedper"),
+    Mutation("fedbabu-head-moves", "algorithms/partial.py", '[Phase("body")], stats=stats, edit=orthogonal_head',
+             '[Phase("all")], stats=stats, edit=orthogonal_head', f"{ORACLES} fedbabu"),
+    Mutation("fedrecon-heads-stored", "algorithms/fedrecon.py", "keep_heads=False", "keep_heads=True", f"{ORACLES} fedrecon"),
+    Mutation("pflego-boost", "algorithms/pflego.py", "boost = data.clients / jnp.maximum(", "boost = 1.0 / jnp.maximum(",
+             f"{ORACLES} pflego"),
+    Mutation("pflego-rejected-online", "algorithms/pflego.py", "here = data.online & ~info.rejected", "here = data.online",
+             f"{EXAM} diverge"),
+    Mutation("pflego-alpha-online", "algorithms/pflego.py", "jnp.sum(data.size, dtype=jnp.float32)  # alpha_i",
+             "jnp.sum(jnp.where(data.online, data.size, 0), dtype=jnp.float32)  # alpha_i", f"{ORACLES} pflego"),
+    Mutation("pflego-steps", "algorithms/pflego.py", "epochs - 1, at_round(beta, k)", "epochs, at_round(beta, k)", f"{ORACLES} pflego"),
+    Mutation("pfedme-server", "algorithms/pfedme.py", "a + step * (b - a), w, mean", "b, w, mean", f"{ORACLES} pfedme"),
+    Mutation("pfedme-rate", "algorithms/pfedme.py", "a - rate * (a - b), w_i, theta.params", "a - at_round(eta, k) * (a - b), w_i, theta.params",
+             f"{ORACLES} pfedme"),
+    Mutation("pfedme-evaluates-local", "algorithms/pfedme.py", "return (theta, w_i), total", "return (Variables(w_i, theta.stats), w_i), total",
+             f"{ORACLES} pfedme"),
+    Mutation("pfedgraph-sign", "algorithms/pfedgraph.py", "cosine / (2.0 * at_round(lam, k))", "-cosine / (2.0 * at_round(lam, k))",
+             f"{ORACLES} pfedgraph"),
+    Mutation("pfedgraph-penalty-sign", "penalties.py", "-self.weight * (inverse * u - along * w)",
+             "self.weight * (inverse * u - along * w)", f"{ORACLES} pfedgraph"),
+    Mutation("pfedgraph-origin", "algorithms/pfedgraph.py", "lambda w, g: w - g[None], models.tree", "lambda w, g: w + 0 * g[None], models.tree",
+             f"{ORACLES} pfedgraph"),
+    Mutation("fedfomo-trains-on-validation", "algorithms/fedfomo.py", "examples=lambda client: split(client)[1]",
+             "examples=lambda client: client", f"{ORACLES} fedfomo"),
+    Mutation("fedfomo-baseline", "algorithms/fedfomo.py", "where((info.epochs > 0) & ~info.rejected, begin, received)", "received", f"{ORACLES} fedfomo"),
+    Mutation("fedfomo-distance", "algorithms/fedfomo.py", "jnp.sqrt(sum(jax.tree.leaves(square(theirs))))",
+             "sum(jax.tree.leaves(square(theirs)))", f"{ORACLES} fedfomo"),
+    Mutation("tuned-from-scratch", "algorithms/fine_tuned.py", "everybody = data._replace(online=data.size > 0)", "everybody = data",
+             "tests/test_oracles.py tests/test_algorithms.py -k 'tuned'"),
+    # Placements.
+    Mutation("chunk-rows-unsorted", "placement/placement.py", "lambda a, r: a.at[write].set(r, mode=\"drop\")",
+             "lambda a, r: jax.lax.dynamic_update_slice_in_dim(a, r, jnp.minimum(c * chunk, m - chunk), 0)",
+             f"{EXAM} 'chunk and separate'"),
+    Mutation("chunk-filler-written", "placement/placement.py", "jnp.full((fill,), m, order.dtype)",
+             "jnp.zeros((fill,), order.dtype)", f"{EXAM} 'chunk and separate'"),
+    Mutation("chunks-with-work", "placement/placement.py", "(jnp.sum(work > 0, dtype=jnp.int32) + chunk - 1) // chunk",
+             "jnp.sum(work > 0, dtype=jnp.int32) // chunk", f"{EXAM} chunk"),
+    Mutation("mesh-columns-of-padding", "placement/mesh.py", "flat[:, start : start + width].reshape(leaves[i].shape)",
+             "flat[:, :width].reshape(leaves[i].shape)", "tests/test_mesh.py"),
+    Mutation("mesh-no-exchange", "placement/mesh.py", "return _constrain(placement, _constrain(placement, flat, AXIS), None, AXIS)",
+             "return _constrain(placement, flat)", f"{EXAM} crosses"),
+    Mutation("mesh-psum", "placement/mesh.py", "return lax.psum(own, AXIS)", "return own", "tests/test_mesh.py"),
+    Mutation("mesh-ring", "placement/mesh.py", "(first + t) % turns * own", "first * own", "tests/test_clients.py tests/test_mesh.py"),
+    Mutation("mesh-settle", "placement/mesh.py", "return jax.tree.map(lambda a: lax.with_sharding_constraint(a, self._sharding(*spec(a))), state)",
+             "return state", "tests/test_mesh.py"),
+    Mutation("host-rows-in-order", "placement/host_memory.py", "a[rows] = np.asarray(result)[: len(rows)]",
+             "a[: len(rows)] = np.asarray(result)[: len(rows)]", f"{EXAM} hosts_memory"),
+    Mutation("host-last-block-only", "placement/host_memory.py", "new[0] += np.asarray(result)", "new[0] = np.asarray(result)",
+             "tests/test_host_memory.py"),
+    Mutation("memory-limit", "placement/memory.py", "elif needed.held + needed.working > room:", "elif needed.working > room:",
+             "tests/test_memory.py"),
+    # Driver.
+    Mutation("evaluation-own-classes", "driver/evaluation.py", "jnp.argmax(jnp.where(own, logits, -jnp.inf), axis=-1)", "jnp.argmax(logits, axis=-1)",
+             "tests/test_evaluation.py tests/test_loop.py tests/test_rounds.py"),
+    Mutation("evaluation-padding", "driver/evaluation.py", "hit & (rows < client.size)", "hit", "tests/test_evaluation.py tests/test_loop.py tests/test_rounds.py"),
+    Mutation("participation-by-position", "driver/participation.py", "drawn = drawn[jnp.argsort(jnp.argsort(data.id[:clients]))]",
+             "drawn = drawn[:clients]", "tests/test_loop.py tests/test_rounds.py tests/test_algorithms.py -k 'particip or share or order or permut'"),
+    Mutation("run-restores-nothing", "driver/loop.py", "done = saved.restore(result) if saved else 0", "done = 0", "tests/test_checkpoint.py tests/test_loop.py"),
+    Mutation("checkpoint-round-lost", "driver/checkpoint.py", "self._manager.save(done, args", "self._manager.save(done + 1, args", "tests/test_checkpoint.py"),
+    Mutation("checkpoint-any-settings", "driver/checkpoint.py", "        if differing:", "        if False:", "tests/test_checkpoint.py"),
+    Mutation("scan-keys", "driver/rounds.py", "algorithm.round(key_round, state, present)", "algorithm.round(key_use, state, present)", "tests/test_rounds.py"),
+    # Data.
+    Mutation("balanced-nothing", "data/federations.py", "order = np.argsort(rank * (np.sqrt(5) - 1) / 2 % 1)", "order = np.argsort(rank)", "tests/test_data.py"),
+    Mutation("labels-unchecked", "data/stack.py", "for i in np.flatnonzero(highest >= classes.astype(np.uint64)).tolist():", "for i in ():", "tests/test_data.py"),
+]  # fmt: skip
+
+
+def survives(mutation: Mutation) -> tuple[bool, str]:
+    """Whether all tests pass although the package is wrong; and the last lines that pytest printed."""
+    source = (PACKAGE / mutation.file).read_text()
+    if source.count(mutation.old) != 1:
+        return True, f"the text occurs {source.count(mutation.old)} times in {mutation.file}: update the mutation"
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("fedamp_jax", "tests", "pyproject.toml", "README.md", "docs"):
+            there = ROOT / name
+            (shutil.copytree if there.is_dir() else shutil.copy)(there, Path(folder) / name)
+        (Path(folder) / "fedamp_jax" / mutation.file).write_text(source.replace(mutation.old, mutation.new))
+        command = f"{sys.executable} -m pytest -x -q -n 0 -p no:cacheprovider --no-header {mutation.tests}"
+        done = subprocess.run(
+            command, shell=True, cwd=folder, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True
+        )
+    # 1: a test failed. Anything else (no test selected, an error in pytest itself) has examined nothing.
+    return done.returncode != 1, "\n".join(done.stdout.splitlines()[-3:])
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only mutations whose name contains one of these")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    parser.add_argument("--jobs", type=int, default=2, help="mutations that are tried at the same time")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not options.words or any(word in m.name for word in options.words)]
+    assert len({m.name for m in MUTATIONS}) == len(MUTATIONS)
+    if options.list:
+        print("\n".join(m.name for m in chosen))
+        return 0
+    survivors, began = [], time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for mutation, (alive, text) in zip(chosen, pool.map(survives, chosen), strict=True):
+            print(f"{'SURVIVES' if alive else 'noticed '} {mutation.name}", flush=True)
+            if alive:
+                survivors.append(mutation.name)
+                print("    " + text.replace("\n", "\n    "), flush=True)
+    print(
+        f"{len(chosen)} mutations in {time.monotonic() - began:.0f} s, {len(survivors)} survive: {survivors or 'none'}"
+    )
+    return len(survivors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
