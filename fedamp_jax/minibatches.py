@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from fedamp_jax.placement.programs import repeat
 from fedamp_jax.types import Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -98,7 +99,8 @@ def for_each_minibatch(
         return step(carry, take_batch(client, rows, real), jax.random.fold_in(key_steps, t))
 
     steps = epochs * per_pass
-    return jax.lax.fori_loop(0, steps, one, carry), steps
+    most = (solver.max_epochs if shuffle else 1) * (padded // width)
+    return repeat(steps, one, carry, at_most=most), steps
 
 
 def share_of(batch: Batch, client: Data) -> Array:

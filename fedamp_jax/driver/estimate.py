@@ -15,12 +15,11 @@ def estimate(algorithm: Algorithm, data: Data, placement: Placement | None = Non
     Args:
         algorithm: a method.
         data: arrays, or `jax.ShapeDtypeStruct`s in their place: of any number of clients.
-        placement: where the clients would live; None: `data.placement`. `jax_num_cpu_devices` makes as many devices of
-            a CPU as one wants to plan for; the working memory is then what XLA's CPU backend takes, whose layouts and
-            fusions are not those of an accelerator.
+        placement: where the clients would live; None: `data.placement`. It may be made of accelerators that are not
+            here, `OnMesh(mesh=fedamp_jax.placement.topology("v5e:2x4"))`.
 
     Returns:
-        A `memory.Estimate`, or for clients in the host's memory a `host_memory.HostEstimate` of a round in which every
+        A `cost.Estimate`, or for clients in the host's memory a `host_memory.HostEstimate` of a round in which every
         client takes part. Both say it in words when printed.
 
     >>> import optax, fedamp_jax

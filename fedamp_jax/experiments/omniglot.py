@@ -90,8 +90,9 @@ def execute(options: Options, folder: Path) -> RunResults:
     """Train every chosen method, writing results into `folder`; returns the results."""
     source = load(options.dataset, options.data_dir)
     if isinstance(source, Omniglot):
-        if options.chunk is None:  # the activations of a full batch of 3,300 drawings take gigabytes
-            options = dataclasses.replace(options, chunk=1 if jax.default_backend() == "cpu" else 5)
+        if options.chunk is None and jax.default_backend() == "cpu":
+            # The activations of a full batch of 3,300 drawings take gigabytes, and a CPU does not say what it has.
+            options = dataclasses.replace(options, chunk=1)
         federation = alphabets(source, options.rotations or "train", options.seed)
         model = fedamp_jax.models.omniglot_cnn
     else:

@@ -3,12 +3,12 @@
 `vmap` turns a convolution with one kernel per client into a grouped convolution, which XLA's CPU backend (jax 0.10.2)
 runs at a quarter of the speed of a plain one. The gradient with respect to the kernel becomes a convolution with a
 window as large as the image, which runs at a fiftieth of that speed. Plain convolutions are as fast as matrix products.
-So on CPUs, values and gradients are computed by plain convolutions; elsewhere by patches and one batched matrix
-product.
+What is best differs by platform: `fedamp_jax/platforms.py` says what is used where.
 """
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,6 +17,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from fedamp_jax.checks import check_choice, check_integer
+from fedamp_jax.platforms import on_platform
 from fedamp_jax.types import Array
 
 LOWERINGS = ("auto", "loop", "patches", "xla")
@@ -53,7 +54,8 @@ def conv_general_dilated(
     - `"patches"` concatenates the k * l shifted images along the channels and multiplies them by the kernel, so that a
       `vmap` becomes a batched matrix product.
     - `"xla"` is `lax.conv_general_dilated`.
-    - `"auto"` is `"loop"` if JAX's default backend is the CPU, and `"patches"` otherwise.
+    - `"auto"` is one of these, by the platform that the program is compiled for (`fedamp_jax/platforms.py`). It can be
+      differentiated once, in reverse mode.
 
     Args:
         lhs: `[B, H, W, I]` images.
@@ -83,8 +85,6 @@ def conv_general_dilated(
         (2, 5, 5, 8)
     """
     check_choice("lowering", lowering, LOWERINGS)
-    if lowering == "auto":
-        lowering = "loop" if jax.default_backend() == "cpu" else "patches"
     strides, given, pads = tuple(window_strides), (lhs_dilation, rhs_dilation), ()
     special = (
         lhs.ndim == 4
@@ -105,9 +105,31 @@ def conv_general_dilated(
             lhs, rhs, strides, padding, *given, dimension_numbers, feature_group_count, batch_group_count, precision,
             preferred_element_type,
         )  # fmt: skip
-    if lowering == "patches" or rhs.shape[:2] == (1, 1):
-        return _patches(lhs, rhs, strides, pads, precision)
-    return _loop(lhs, rhs, strides, pads, precision)
+    loop = _patches if rhs.shape[:2] == (1, 1) else _loop
+    lowerings = {
+        name: functools.partial(function, strides=strides, pads=pads, precision=precision)
+        for name, function in (("loop", loop), ("patches", _patches), ("xla", _plain))
+    }
+    return _by_platform(lowerings)(lhs, rhs) if lowering == "auto" else lowerings[lowering](lhs, rhs)
+
+
+def _by_platform(lowerings: dict[str, Callable[[Array, Array], Array]]) -> Callable[[Array, Array], Array]:
+    """The platform's lowering. The backward pass keeps x and w only: nothing that another lowering would keep."""
+
+    @jax.custom_vjp
+    def convolve(x, w):
+        return on_platform("convolution", lowerings, x, w)
+
+    def backward(saved, dy):
+        gradients = {name: lambda dy, *xw, f=f: jax.vjp(f, *xw)[1](dy) for name, f in lowerings.items()}
+        return on_platform("convolution", gradients, dy, *saved)
+
+    convolve.defvjp(lambda x, w: (convolve(x, w), (x, w)), backward)
+    return convolve
+
+
+def _plain(x: Array, w: Array, strides, pads, precision) -> Array:
+    return lax.conv_general_dilated(x, w, strides, pads, dimension_numbers=_NHWC, precision=precision)
 
 
 def _patches(x: Array, w: Array, strides, pads, precision) -> Array:
@@ -146,7 +168,7 @@ def _each_client(function: Callable[..., Array]) -> Callable[..., Array]:
 def _loop(x: Array, w: Array, strides, pads, precision) -> Array:
     """Computes value and gradients by plain convolutions, one client at a time."""
     plain = functools.partial(lax.conv_general_dilated, dimension_numbers=_NHWC, precision=precision)
-    forward = _each_client(lambda x, w: plain(x, w, strides, pads))
+    forward = _each_client(lambda x, w: _plain(x, w, strides, pads, precision))
     to_input = _each_client(lambda dy, w: _input_gradient(plain, dy, w, x.shape, strides, pads))
     to_kernel = _each_client(lambda x, dy: _kernel_gradient(plain, x, dy, w.shape, strides, pads))
 
@@ -218,7 +240,15 @@ def _kernel_gradient(plain, x: Array, dy: Array, shape, strides, pads) -> Array:
     return jnp.sum(lax.map(part, parts), 0).transpose(1, 2, 0, 3).astype(dy.dtype)
 
 
-def conv(features: int, size: int, *, stride: int = 1, lowering: str = "auto", **kwargs) -> nn.Conv:
+def conv(
+    features: int,
+    size: int,
+    *,
+    stride: int = 1,
+    lowering: str = "auto",
+    pool: Callable[[Array], Array] | None = None,
+    **kwargs,
+) -> nn.Conv:
     """An `nn.Conv` over `[B, H, W, C]` with a square kernel and SAME padding that uses `conv_general_dilated` above.
 
     Args:
@@ -226,12 +256,18 @@ def conv(features: int, size: int, *, stride: int = 1, lowering: str = "auto", *
         size: height and width of the kernel.
         stride: stride along both axes.
         lowering: see `conv_general_dilated`.
+        pool: max pooling of what the kernel gives, before the bias is added. The largest of sums with one bias is the
+            sum of the largest with it, bit for bit, and the bias and its gradient then take a quarter of the work.
         **kwargs: arguments of `nn.Conv`, such as `dtype` and `use_bias`.
 
     Returns:
         The module.
     """
-    lowered = functools.partial(conv_general_dilated, lowering=lowering)
+
+    def lowered(*args: Any, **settings: Any) -> Array:
+        y = conv_general_dilated(*args, **settings, lowering=lowering)
+        return y if pool is None else pool(y)
+
     return nn.Conv(features, (size, size), (stride, stride), "SAME", conv_general_dilated=lowered, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Max pooling by maxima of slices, because the gradient of `lax.reduce_window` is a slow scatter on CPUs."""
+"""Max pooling by XLA's window reduction, or by maxima of slices where the gradient of that is a slow scatter."""
 
 import functools
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedamp_jax.platforms import on_platform
 from fedamp_jax.types import Array
 
 
@@ -42,8 +43,8 @@ _pool2.defvjp(_pool2_forward, _pool2_backward)
 def max_pool(x: Array, size: int = 2, stride: int = 2, padding: str = "VALID") -> Array:
     """Max pooling.
 
-    If several elements of a window are largest, the first gets the gradient for 2x2 windows of stride 2; for all other
-    windows they share it.
+    If several elements of a window are largest, the first gets the gradient for 2x2 windows of stride 2. For all other
+    windows they share it, except on a TPU, where the first gets it (`fedamp_jax/platforms.py`).
 
     Args:
         x: `[B, H, W, C]` floats.
@@ -62,6 +63,21 @@ def max_pool(x: Array, size: int = 2, stride: int = 2, padding: str = "VALID") -
     """
     pads = lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), padding)
     height, width = ((n + sum(p) - size) // stride + 1 for n, p in zip(x.shape[1:3], pads, strict=True))
+    slices = functools.partial(_slices, size=size, stride=stride, pads=pads, shape=(height, width))
+    window = functools.partial(_window, size=size, stride=stride, pads=pads)
+    return on_platform("pooling", {"slices": slices, "window": window}, x)
+
+
+def _window(x: Array, size: int, stride: int, pads) -> Array:
+    """XLA's own pooling; the first of several largest elements gets the gradient."""
+    return lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, size, size, 1), (1, stride, stride, 1), ((0, 0), *pads, (0, 0))
+    )  # fmt: skip
+
+
+def _slices(x: Array, size: int, stride: int, pads, shape: tuple[int, int]) -> Array:
+    """Maxima of slices."""
+    height, width = shape
     if any(map(any, pads)):
         x = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
     if size == stride == 2:

@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, Primitive, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import SingleDeviceSharding
 
 from fedamp_jax.checks import check_type
 from fedamp_jax.placement import memory
 from fedamp_jax.placement.placement import ByParameters, D, Placement, is_spread
+from fedamp_jax.placement.programs import OneClient, array_bytes, peak
 
 BLOCK_BYTES = 1 << 28
 """So much of all clients' parameters is sent at once to be mixed or compared."""
@@ -45,7 +46,7 @@ class InHostMemory(Placement):
 
     Attributes:
         device: such as `jax.devices()[0]`.
-        chunk: clients on the device at a time; None: as many as take a sixteenth of its memory.
+        chunk: clients on the device at a time; None: as many as suit it.
         transmit: as in `Placement`.
 
     Raises:
@@ -67,20 +68,12 @@ class InHostMemory(Placement):
         check_type("device", self.device, jax.Device, "such as jax.devices()[0]")
 
     @property
-    def platform(self) -> str:
-        return self.device.platform
+    def first_device(self) -> Any:
+        return self.device
 
-    def side_by_side(self, clients: int, parameters: int, at_most: int | None = None) -> int:
-        """As many models as take a sixteenth of the device's memory.
-
-        Start, centre, gradients, an optimizer's moments and the result are as large again each, the next chunk waits
-        in line, and the rest is for activations. A CPU does not report its memory; there it is the usual number.
-        """
-        total = (self.device.memory_stats() or {}).get("bytes_limit")
-        if self.chunk is not None or total is None:
-            return super().side_by_side(clients, parameters, at_most)
-        most = max(1, total // 16 // (4 * parameters))
-        return min(most, clients, clients if at_most is None else at_most)
+    def standing(self, client: OneClient) -> int:
+        """Nothing stands: clients only visit."""
+        return 0
 
     def place(self, data: D) -> D:
         if any(map(is_spread, jax.tree.leaves(data))):
@@ -107,14 +100,14 @@ class InHostMemory(Placement):
         return _estimate(program.jaxpr)
 
     def for_each_client(self, step, out, *args, work, parameters, at_most=None):
-        chunk = self.side_by_side(len(work), parameters, at_most)
+        chunk = self.side_by_side(len(work), parameters, OneClient(step, out, *args), at_most)
         program, consts, leaves = _piece(step, chunk, out, *args)
         new = rows_p.bind(work, *consts, *leaves, jaxpr=program, whole=0, chunk=chunk, device=self.device)
         return jax.tree.unflatten(jax.tree.structure(out), new)
 
     def for_each_pair(self, fn, rows, columns, *, work, parameters):
         m = len(work)
-        chunk = self.side_by_side(m, parameters)
+        chunk = self.side_by_side(m, parameters, OneClient(lambda row, column: fn(row)(column), rows, columns))
 
         def step(out_i: Any, row: Any, some: Any) -> Any:
             return lax.map(fn(row), some)
@@ -324,20 +317,16 @@ class HostEstimate(NamedTuple):
 
 
 def _estimate(jaxpr: Any) -> HostEstimate:
-    """Follows the arrays of a traced round through its equations, each released after its last use."""
     largest = sent = returned = 0
-    last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if isinstance(v, Var)}
-    kept = {*jaxpr.invars, *jaxpr.constvars, *(v for v in jaxpr.outvars if isinstance(v, Var))}
-    held = most = sum(_bytes(v.aval) for v in (*jaxpr.invars, *jaxpr.constvars))
-    for i, eqn in enumerate(jaxpr.eqns):
-        held += sum(_bytes(v.aval) for v in eqn.outvars)
-        most = max(most, held)
-        over = {v for v in (*eqn.invars, *eqn.outvars) if isinstance(v, Var) and last.get(v, i) == i} - kept
-        held -= sum(_bytes(v.aval) for v in over)
+
+    def count(eqn: Any) -> None:
+        nonlocal largest, sent, returned
         if eqn.primitive in (rows_p, columns_p):
-            sent += sum(_bytes(v.aval) for v in eqn.invars)
-            returned += sum(_bytes(v.aval) for v in eqn.outvars)
+            sent += sum(array_bytes(v.aval) for v in eqn.invars)
+            returned += sum(array_bytes(v.aval) for v in eqn.outvars)
             largest = max(largest, _on_device(eqn))
+
+    most = peak(jaxpr, count)
     return HostEstimate(most, largest, sent, returned)
 
 
@@ -345,8 +334,8 @@ def _on_device(eqn: Any) -> int:
     """Bytes on the device for one of the pieces of work that an equation sends there."""
     if eqn.primitive is columns_p:
         fixed, *leaves = (v.aval for v in eqn.invars)
-        block = min(BLOCK_BYTES, max(map(_bytes, leaves)))
-        return _bytes(fixed) + 2 * block + 2 * (_bytes(eqn.outvars[0].aval) if eqn.params["add"] else block)
+        block = min(BLOCK_BYTES, max(map(array_bytes, leaves)))
+        return array_bytes(fixed) + 2 * block + 2 * (array_bytes(eqn.outvars[0].aval) if eqn.params["add"] else block)
     there, jaxpr = SingleDeviceSharding(eqn.params["device"]), eqn.params["jaxpr"]
     fixed = [*jaxpr.constvars, *jaxpr.invars[: eqn.params["whole"]]]
     whole, rows = (
@@ -355,7 +344,3 @@ def _on_device(eqn: Any) -> int:
     )
     used = compiled(jaxpr).lower(whole, rows).compile().memory_analysis()
     return 2 * (used.argument_size_in_bytes + used.output_size_in_bytes) + used.temp_size_in_bytes
-
-
-def _bytes(aval: Any) -> int:
-    return int(np.prod(aval.shape)) * memory.width(aval)

@@ -1,4 +1,4 @@
-"""What a compiled program takes: memory of a device, bytes exchanged; and the largest chunk of clients that fits."""
+"""What a compiled program takes of a device's memory and exchanges, and how many clients side by side fit."""
 
 import contextlib
 import re
@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+from fedamp_jax.placement.accelerators import accelerator
+from fedamp_jax.placement.programs import array_bytes
 
 _COLLECTIVES = "(?:ragged-)?all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute|collective-broadcast"
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -43,13 +45,37 @@ def need_if_compiled(program: jax.stages.Lowered) -> Need | None:
         return None
 
 
-def room() -> int | None:
-    """Bytes of a device that JAX may use; None where the device does not report it, such as a CPU.
+def room(device: Any) -> int | None:
+    """Bytes of a device that a program may use; None where nothing limits it, such as a CPU.
 
-    >>> room() is None or room() > 0
+    >>> room(jax.local_devices(backend="cpu")[0]) is None
     True
     """
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if device.platform == "cpu":
+        return None
+    known = accelerator(device)
+    try:
+        return (device.memory_stats() or {})["bytes_limit"]
+    except (KeyError, jax.errors.JaxRuntimeError):  # of a topology, or of a plugin that does not tell
+        return known and known.memory
+
+
+def side_by_side(room: int, standing: int, peak: int) -> int:
+    """How many clients fit side by side into a device, from what can be told before compiling.
+
+    Args:
+        room: bytes of the device.
+        standing: bytes of all clients' models and data that it holds anyway.
+        peak: bytes of one client's training at the worst moment, if nothing is fused.
+
+    Returns:
+        How many, 0 if not even one. A fifth of the memory stays free: for the padding of arrays, and for the next
+        clients' data on their way.
+
+    >>> side_by_side(room=100, standing=20, peak=10)
+    6
+    """
+    return max(0, int(0.8 * room) - standing) // max(1, peak)
 
 
 def largest_chunk(taken: Callable[[int | None], Need | None], clients: int, room: int) -> int | None:
@@ -108,54 +134,20 @@ def explained(taken: Callable[[], Need | None] | None = None) -> Iterator[None]:
         ) from error
 
 
-class Estimate(NamedTuple):
-    """One device's share of a compiled round. All numbers are bytes unless they say otherwise.
-
-    Attributes:
-        devices: how many there are.
-        clients: rows on each, padding clients included.
-        state: the algorithm's state; it is overwritten by the new one.
-        data: the training data.
-        working: everything else at the worst moment: cloud models, gradients, optimizer states, activations.
-        exchanged: `{collective: [bytes of each]}`, what a device receives in a round, its own part included.
-    """
-
-    devices: int
-    clients: int
-    state: int
-    data: int
-    working: int
-    exchanged: dict[str, list[int]]
-
-    @property
-    def memory(self) -> int:
-        """What a device must hold at once."""
-        return self.state + self.data + self.working
-
-    def __str__(self) -> str:
-        parts = [f"{name} {readable(sum(sizes))} in {len(sizes)}" for name, sizes in self.exchanged.items()]
-        return (
-            f"{self.devices} device(s) of {self.clients} client(s): {readable(self.memory)} each "
-            f"(state {readable(self.state)}, data {readable(self.data)}, working memory {readable(self.working)}); "
-            f"a round exchanges {', '.join(parts) or 'nothing'}"
-        )
-
-
-def estimate(program: jax.stages.Compiled, placement: Any, state: Any, data: Any, *_: Any) -> Estimate:
-    """The `Estimate` of a compiled round from its abstract arguments."""
-    exchanged = collectives(program.as_text() or "")
-    clients = data.y.shape[0] // placement.devices
-    return Estimate(placement.devices, clients, _held(state), _held(data), need(program).working, exchanged)
-
-
 def collectives(program: str) -> dict[str, list[int]]:
     """Bytes of one device's result of every collective in a compiled program's text (`compiled.as_text()`), by name."""
     found: dict[str, list[int]] = {}
     for results, name in re.findall(rf"= (.*?) ({_COLLECTIVES})(?:-done)?\(", program):
-        sizes = [_width(dtype) * int(np.prod([int(n) for n in dims.split(",") if n])) // 8
-                 for dtype, dims in _SHAPE.findall(results)]  # fmt: skip
-        found.setdefault(name, []).append(sum(sizes))
+        found.setdefault(name, []).append(shape_bytes(results))
     return found
+
+
+def shape_bytes(types: str) -> int:
+    """Bytes of the arrays in a piece of a compiled program's text, such as `(f32[2,3]{1,0}, pred[4])`."""
+    return sum(
+        _width(dtype) * int(np.prod([int(n) for n in dims.split(",") if n])) // 8
+        for dtype, dims in _SHAPE.findall(types)
+    )
 
 
 def _width(dtype: str) -> int:
@@ -163,16 +155,11 @@ def _width(dtype: str) -> int:
     return 8 if dtype == "pred" else int(_BITS.findall(dtype)[0])
 
 
-def _held(tree: Any) -> int:
+def held(tree: Any) -> int:
     """Bytes of a tree of abstract arrays on one device."""
     leaves = jax.tree.leaves(tree)
     shards = [a.shape if a.sharding is None else a.sharding.shard_shape(a.shape) for a in leaves]
-    return sum(int(np.prod(shape)) * width(a) for shape, a in zip(shards, leaves))
-
-
-def width(a: Any) -> int:
-    """Bytes of one number of an array or abstract array; a key of a random generator takes eight."""
-    return 8 if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else jnp.dtype(a.dtype).itemsize
+    return sum(array_bytes(jax.ShapeDtypeStruct(shape, a.dtype)) for shape, a in zip(shards, leaves))
 
 
 def readable(number: float) -> str:

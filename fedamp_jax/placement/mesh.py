@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedamp_jax.checks import check_integer, check_type
 from fedamp_jax.placement.placement import ByParameters, D, Placement, in_chunks
+from fedamp_jax.placement.programs import OneClient
 
 AXIS = "clients"
 """The mesh axis that the clients are spread over."""
@@ -112,8 +113,8 @@ class OnMesh(Placement):
             )
 
     @property
-    def platform(self) -> str:
-        return self.mesh.devices.flat[0].platform
+    def first_device(self) -> Any:
+        return self.mesh.local_devices[0] if self.mesh.local_devices else self.mesh.devices.flat[0]
 
     @property
     def devices(self) -> int:
@@ -224,13 +225,13 @@ class OnMesh(Placement):
     # --- the verbs of a method ----------------------------------------------------------------------------------------
 
     def for_each_client(self, step, out, *args, work, parameters, at_most=None):
-        chunk = self.side_by_side(len(work) // self.mesh.size, parameters, at_most)
+        chunk = self.side_by_side(len(work) // self.mesh.size, parameters, OneClient(step, out, *args), at_most)
         return self._per_device(functools.partial(in_chunks, step, chunk), work, out, *args)
 
     def for_each_pair(self, fn, rows, columns, *, work, parameters):
         turns, m = self.mesh.size, len(work)
         own = m // turns
-        chunk = self.side_by_side(own, parameters)
+        chunk = self.side_by_side(own, parameters, OneClient(lambda row, column: fn(row)(column), rows, columns))
         back = [(i, (i - 1) % turns) for i in range(turns)]
 
         def on_device(work: Any, rows: Any, columns: Any) -> Any:

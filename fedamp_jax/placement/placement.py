@@ -21,15 +21,13 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
+from fedamp_jax import platforms
 from fedamp_jax.checks import check_integer
-from fedamp_jax.placement import memory
+from fedamp_jax.placement import cost, memory
+from fedamp_jax.placement.programs import OneClient, repeat
 
 D = TypeVar("D", bound=Any)
 """`fedamp_jax.Data`, whose definition holds a placement."""
-
-# One client's matrix products use a CPU's caches best while parameters, gradients and optimizer state of all clients
-# side by side (five copies) stay near the second-level cache.
-_CPU_PARAMETERS = 1 << 19
 
 
 @jax.tree_util.register_static
@@ -67,7 +65,7 @@ class Placement:
     @property
     def platform(self) -> str:
         """The platform that programs are compiled for: `"cpu"`, `"gpu"` or `"tpu"`."""
-        return jax.default_backend()
+        return self.first_device.platform
 
     @property
     def devices(self) -> int:
@@ -82,21 +80,34 @@ class Placement:
         """The number of rows that `clients` clients take."""
         return clients
 
-    def side_by_side(self, clients: int, parameters: int, at_most: int | None = None) -> int:
-        """How many of a device's clients it trains side by side.
-
-        All of them on a GPU or TPU, whose batched matrix products want to be large; on a CPU as many as stay near its
-        second-level cache, and large models one at a time.
+    def side_by_side(
+        self, clients: int, parameters: int, client: OneClient | None = None, at_most: int | None = None
+    ) -> int:
+        """How many of a device's clients it trains side by side: `chunk`, or what suits its platform and its memory.
 
         Args:
             clients: clients of the device.
             parameters: `D`.
+            client: what runs for each of them; None: something small.
             at_most: a further limit.
         """
         chosen = self.chunk
         if chosen is None:
-            chosen = clients if self.platform != "cpu" else max(1, _CPU_PARAMETERS // max(parameters, 1))
-        return min(chosen, clients, clients if at_most is None else at_most)
+            chosen = platforms.side_by_side(self.platform, parameters, lambda: client is not None and client.convolves)
+            room = memory.room(self.first_device)
+            if client is not None and room is not None and chosen != 1:
+                fit = max(1, memory.side_by_side(room, self.standing(client), client.peak))
+                chosen = fit if chosen is None else min(fit, chosen)
+        return min(n for n in (chosen, clients, at_most) if n is not None)
+
+    def standing(self, client: OneClient) -> int:
+        """Bytes that a device holds of all its clients while `client` runs for each of them."""
+        return client.held // self.devices
+
+    @property
+    def first_device(self) -> Any:
+        """One of the devices, if possible of this process."""
+        return platforms.default_device()
 
     # --- getting there ------------------------------------------------------------------------------------------------
 
@@ -142,16 +153,16 @@ class Placement:
 
     def estimate(self, compiled: Any, static: tuple, *shapes: Any) -> Any:
         """What a call of `compiled` takes, from abstract arguments: an object that can be printed."""
-        return memory.estimate(compiled.lower(*static, *shapes).compile(), self, *shapes)
+        return cost.estimate(compiled.trace(*static, *shapes), self, *shapes)
 
     def fitting(self, need: "Callable[[Placement], memory.Need | None]", rows: int) -> "Placement":
-        """This placement, with a chunk that fits into a device's memory if all clients side by side do not.
+        """This placement, with a smaller chunk if a program turns out to take more than a device's memory.
 
         Args:
-            need: what a program takes when it is compiled for a placement, None if the compiler refuses it.
+            need: what the program takes when it is compiled for a placement, None if the compiler refuses it.
             rows: rows of all clients.
         """
-        room = memory.room()
+        room = memory.room(self.first_device)
         if self.chunk is not None or room is None:
             return self
         limited = lambda chunk: need(dataclasses.replace(self, chunk=chunk))  # noqa: E731
@@ -184,7 +195,7 @@ class Placement:
             A tree like `out`.
         """
         refuse_spread((out, args))
-        chunk = self.side_by_side(len(work), parameters, at_most)
+        chunk = self.side_by_side(len(work), parameters, OneClient(step, out, *args), at_most)
         return in_chunks(step, chunk, work, out, *args)
 
     def for_each_pair(
@@ -248,8 +259,10 @@ def in_chunks(step: Callable[..., Any], chunk: int, work: Array, out: Any, *args
     is made.
     """
     m = len(work)
+    # One client at a time runs without vmap, which would make every branch and loop of its step a selection.
+    together = jax.vmap(step) if chunk > 1 else lambda *one: expand(step(*jax.tree.map(lambda a: a[0], one)))
     if chunk >= m:
-        return jax.vmap(step)(out, *args)
+        return together(out, *args)
     order = jnp.argsort(-work, stable=True)
     # The last chunk is filled up with the client that has least work, whose result is then not written again.
     fill = -m % chunk
@@ -259,10 +272,15 @@ def in_chunks(step: Callable[..., Any], chunk: int, work: Array, out: Any, *args
 
     def run_chunk(c: Any, out: Any) -> Any:
         read, write = (lax.dynamic_slice_in_dim(a, c * chunk, chunk) for a in (reads, writes))
-        result = jax.vmap(step)(*jax.tree.map(lambda a: a[read], (out, *args)))
+        result = together(*jax.tree.map(lambda a: a[read], (out, *args)))
         return jax.tree.map(lambda a, r: a.at[write].set(r, mode="drop"), out, result)
 
-    return lax.fori_loop(0, needed, run_chunk, out)
+    return repeat(needed, run_chunk, out, at_most=-(-m // chunk))
+
+
+def expand(tree: Any) -> Any:
+    """A tree of one client as leaves `[1, ...]`."""
+    return jax.tree.map(lambda a: jnp.asarray(a)[None], tree)
 
 
 def refuse_spread(tree: Any) -> None:

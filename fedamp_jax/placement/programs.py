@@ -1,0 +1,133 @@
+"""What a traced program consists of, before any compiler has seen it."""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.interpreters.partial_eval import dce_jaxpr
+
+_AT_MOST = re.compile(r"at_most_(\d+)[()]*$")
+
+
+def repeat(steps: Any, body: Callable[[Any, Any], Any], carry: Any, *, at_most: int) -> Any:
+    """`lax.fori_loop(0, steps, body, carry)` with a bound on `steps`, by which the cost of the loop is estimated."""
+    with jax.named_scope(f"at_most_{at_most}"):
+        return lax.fori_loop(0, steps, body, carry)
+
+
+def equations(program: Any) -> Iterator[Any]:
+    """All equations of a jaxpr, those of its loops, branches and functions among them."""
+    for eqn in getattr(program, "jaxpr", program).eqns:
+        yield eqn
+        for inner in inside(eqn):
+            yield from equations(inner)
+
+
+def inside(eqn: Any) -> list[Any]:
+    """The jaxprs of an equation's loops, branches and functions."""
+    return [a for a in jax.tree.leaves(list(eqn.params.values())) if isinstance(a, (Jaxpr, ClosedJaxpr))]
+
+
+class OneClient:
+    """What can be told of a function of ONE client by tracing it, which is done when it is first asked for.
+
+    >>> import jax.numpy as jnp
+    >>> client = OneClient(lambda x, w: x @ w, jnp.ones((5, 100)), jnp.ones((5, 100)))
+    >>> client.convolves, client.held, client.peak
+    (False, 4000, 804)
+    """
+
+    def __init__(self, step: Callable[..., Any], *args: Any):
+        """`args`: leaves `[M, ...]`, of which `step` takes one row."""
+        self._step, self._args = step, args
+
+    @functools.cached_property
+    def _program(self) -> Any:
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self._args)
+        return jax.make_jaxpr(self._step)(*rows)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it convolves."""
+        return any(eqn.primitive.name == "conv_general_dilated" for eqn in equations(self._program))
+
+    @property
+    def held(self) -> int:
+        """Bytes of the arguments, of all clients; an array that is given twice is counted once."""
+        return sum(array_bytes(a) for a in {id(a): a for a in jax.tree.leaves(self._args)}.values())
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the client's arguments, its results and all between at the worst moment, if nothing is fused."""
+        return peak(self._program.jaxpr)
+
+
+def peak(jaxpr: Any, each: Callable[[Any], None] = lambda eqn: None) -> int:
+    """Bytes at the worst moment of a jaxpr that runs equation by equation, releasing each array after its last use.
+
+    Args:
+        jaxpr: the program; its arguments are kept to the end.
+        each: called with every equation.
+    """
+    last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if isinstance(v, Var)}
+    kept = {*jaxpr.invars, *jaxpr.constvars, *(v for v in jaxpr.outvars if isinstance(v, Var))}
+    held = most = sum(array_bytes(v.aval) for v in (*jaxpr.invars, *jaxpr.constvars))
+    for i, eqn in enumerate(jaxpr.eqns):
+        each(eqn)
+        given = sum(array_bytes(v.aval) for v in eqn.invars)
+        inner = max((peak(getattr(a, "jaxpr", a)) - given for a in inside(eqn)), default=0)
+        new = sum(array_bytes(v.aval) for v in eqn.outvars)
+        most = max(most, held + max(new, inner))
+        over = {v for v in (*eqn.invars, *eqn.outvars) if isinstance(v, Var) and last.get(v, i) == i} - kept
+        held += new - sum(array_bytes(v.aval) for v in over)
+    return most
+
+
+def array_bytes(a: Any) -> int:
+    """Bytes of an array or abstract array; a key of a random generator takes eight."""
+    width = 8 if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else np.dtype(a.dtype).itemsize
+    return math.prod(a.shape) * width
+
+
+def flops(program: ClosedJaxpr) -> float:
+    """Floating point operations of the matrix products and convolutions of a jaxpr, with all repetitions.
+
+    Of implementations for several platforms the one with the fewest counts, of a loop its bound (see `repeat`). What
+    no result depends on, such as the gradient with respect to the data, does not count.
+
+    >>> import jax.numpy as jnp
+    >>> flops(jax.make_jaxpr(lambda a: lax.fori_loop(0, 3, lambda i, a: a @ a, a))(jnp.ones((10, 10))))
+    6000.0
+    """
+    used, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
+    return _flops(used)
+
+
+def _flops(program: Any) -> float:
+    total = 0.0
+    for eqn in getattr(program, "jaxpr", program).eqns:
+        name, parts = eqn.primitive.name, [_flops(inner) for inner in inside(eqn)]
+        if name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            inner = np.prod([eqn.invars[0].aval.shape[axis] for axis in contracted])
+            total += 2.0 * np.prod(eqn.outvars[0].aval.shape) * inner
+        elif name == "conv_general_dilated":
+            kernel, features = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec[0]
+            total += 2.0 * np.prod(eqn.outvars[0].aval.shape) * np.prod(kernel) / kernel[features]
+        elif name == "cond":
+            total += min(parts)
+        elif name == "shard_map":
+            total += sum(parts) * eqn.params["mesh"].size
+        elif name == "while":
+            bound = _AT_MOST.search(str(eqn.source_info.name_stack))
+            total += sum(parts) * (int(bound[1]) if bound else 1)
+        else:
+            total += sum(parts) * eqn.params.get("length", 1)
+    return float(total)

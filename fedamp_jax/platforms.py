@@ -1,0 +1,89 @@
+"""What is done differently on each platform, and the numbers that decided it.
+
+The platform is the one that a program is compiled FOR, not the one that traces it: a TPU's round can be compiled on a
+laptop (`fedamp_jax.placement.topology`), and a machine with a GPU may train on its CPU.
+
+| | cpu | tpu | gpu |
+|---|---|---|---|
+| convolution | `loop` | `xla` | `patches` |
+| max pooling | `slices` | `window` | `slices` |
+| clients side by side | as fit the cache | one if they convolve, else all | all that fit the memory |
+
+- cpu: measured (docs/performance.md). A vmapped convolution, a grouped one, is 39 times slower than plain ones, one
+  client after the other; `patches` are slower than these, and the gradient of `window` is a slow scatter.
+- tpu: by the TPU compiler's own estimate (docs/performance.md), a FedAMP round of MNIST's CNN on a v5e: `xla` with one
+  client at a time and `window` 0.97 s, ten side by side 3.0 s; `loop` 8.5 s; `patches` 29 s with ten side by side, and
+  refused for lack of memory with 100. The digits' MLP: all side by side 0.9 ms, one by one 6.6 ms.
+- gpu: not measured. Batched matrix products are what GPUs are made for, and one client's batch does not fill one.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+
+class Choices(NamedTuple):
+    """The column of one platform.
+
+    Attributes:
+        convolution: the lowering of convolutions, see `fedamp_jax.models.layers`.
+        pooling: the implementation of max pooling, see `fedamp_jax.models.pooling`.
+        convolving: parameters of all clients side by side that are trained by convolutions; always at least one client.
+        dense: the same for other clients. None: no limit.
+    """
+
+    convolution: str
+    pooling: str
+    convolving: int | None
+    dense: int | None
+
+
+# One client's matrix products use a CPU's caches best while parameters, gradients and optimizer state of all clients
+# side by side (five copies) stay near the second-level cache.
+_CACHED = 1 << 19
+
+CHOICES = {
+    "cpu": Choices("loop", "slices", _CACHED, _CACHED),
+    "tpu": Choices("xla", "window", 0, None),
+    "gpu": Choices("patches", "slices", None, None),
+}
+
+
+def on_platform(choice: str, implementations: dict[str, Callable[..., Any]], *args: Any) -> Any:
+    """Calls the implementation of the platform that the program is compiled for.
+
+    Args:
+        choice: a field of `Choices`.
+        implementations: functions of `args` by the values of that field.
+        *args: trees of arrays.
+
+    >>> import jax.numpy as jnp
+    >>> names = {"loop": jnp.sin, "xla": jnp.cos, "patches": jnp.tan}
+    >>> bool(on_platform("convolution", names, 0.5) == jnp.sin(0.5)) or jax.default_backend() != "cpu"
+    True
+    """
+    cpu, tpu, gpu = (implementations[getattr(CHOICES[platform], choice)] for platform in ("cpu", "tpu", "gpu"))
+    return lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)  # a GPU goes by several names
+
+
+def default_device() -> Any:
+    """The device on which JAX runs what is not placed elsewhere."""
+    return jax.config.jax_default_device or jax.local_devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def side_by_side(platform: str, parameters: int, convolves: Callable[[], bool]) -> int | None:
+    """How many clients a device trains side by side, as long as its memory allows it; None: all.
+
+    Args:
+        platform: such as `"tpu"`.
+        parameters: `D` of one client.
+        convolves: whether their training convolves; only asked where it matters.
+
+    >>> side_by_side("tpu", 1000, lambda: True), side_by_side("gpu", 1000, lambda: True)
+    (1, None)
+    """
+    choices = CHOICES.get(platform, CHOICES["gpu"])
+    limit = choices.dense if choices.dense == choices.convolving or not convolves() else choices.convolving
+    return None if limit is None else max(1, limit // max(parameters, 1))
