@@ -52,23 +52,6 @@ def test_distances(kind):
     assert (np.diag(got) == 0).all() and (got >= 0).all() and np.array_equal(got, got.T)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "tpu"])
-@pytest.mark.parametrize("m", [50, 51, 103])
-def test_distances_of_several_tiles(m, backend, monkeypatch):
-    """More clients than a tile has, a last tile that is not full, and two tiles at once as on accelerators.
-
-    Failed with the upper tiles not transposed.
-    """
-    flat = np.random.default_rng(m).normal(size=(m, 1500)).astype(np.float32)
-    expected = np.square(flat.astype(np.float64)[:, None] - flat[None]).sum(-1)
-    monkeypatch.setattr(fedamp_jax.Placement, "platform", backend)
-    monkeypatch.setattr(server, "_DIFFERENCES", 2 * 50 * 50 * 1024)
-    assert fedamp_jax.Placement().platform == backend
-    got = np.asarray(server.sq_dists({"w": jnp.asarray(flat)}))
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-    assert (np.diag(got) == 0).all() and np.array_equal(got, got.T)
-
-
 @world
 def test_cosines(kind):
     """sigma = 100 times the error must stay below 1e-4. Failed with products of float32 sums."""

@@ -311,10 +311,15 @@ FORBIDDEN = ("callback", "infeed", "outfeed", "debug_print", "io_")
 
 
 def equations(jaxpr):
-    """All equations of a jaxpr and of those within it."""
+    """All equations of a jaxpr and of those within it, but for those that a TPU's program leaves out."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
+        params = dict(eqn.params)
+        if params.get("branches_platforms"):  # None stands for all platforms that no other branch names
+            (params["branches"],) = (
+                branch for branch, names in zip(params["branches"], params["branches_platforms"]) if names is None
+            )
+        for value in jax.tree.leaves(list(params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 yield from equations(inner)
