@@ -73,7 +73,7 @@ def wide(m=16):
 def compiled(algorithm, data):
     """The program of a round, and the state before it."""
     state = data.placement.init(algorithm, KEY, data)
-    return compiled_round.lower(algorithm, state, data, KEY).compile(), state
+    return compiled_round.lower(algorithm.round, state, data, KEY).compile(), state
 
 
 @pytest.mark.parametrize("method", ["fedamp", "heurfedamp"])

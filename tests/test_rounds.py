@@ -226,3 +226,15 @@ def test_one_round_is_compiled_once(caplog):
             some = data._replace(online=jnp.arange(8) > 2 * k)
             state, _ = fedamp_jax.round(algorithm, state, some, jax.random.fold_in(KEY, k))
     assert compiled_round._cache_size() == before + 1
+
+
+def test_a_wrapped_method_shares_its_round():
+    """FedAvg-FT's round is FedAvg's. Failed when programs belonged to the algorithm and not to its function."""
+    task, data = tiny_task(), federation()
+    solver = Solver(optax.sgd(0.1), epochs=1)
+    base = fedamp_jax.fedavg(task, solver)
+    tuned = fedamp_jax.fine_tuned(task, solver, base=base)
+    before = compiled_round._cache_size()
+    for algorithm in (base, tuned):
+        fedamp_jax.round(algorithm, algorithm.init(KEY, data), data, KEY)
+    assert compiled_round._cache_size() == before + 1

@@ -179,7 +179,7 @@ class OnMesh(Placement):
 
     def init(self, algorithm: Any, key: Array, data: Any) -> Any:
         """`algorithm.init(key, data)`; no device holds more of it than its own clients' part."""
-        return _init(algorithm, key, data)
+        return _init(algorithm.init, key, data)
 
     def shapes(self, data: Any) -> Any:
         rows = self.rows(data.clients)
@@ -271,8 +271,8 @@ class OnMesh(Placement):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _init(algorithm: Any, key: Array, data: Any) -> Any:
-    made = data.placement.program(algorithm.init)(key, data)
+def _init(init: Callable[..., Any], key: Array, data: Any) -> Any:
+    made = data.placement.program(init)(key, data)
     return data.placement.settle(made, data.y.shape[0])
 
 
