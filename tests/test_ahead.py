@@ -56,7 +56,7 @@ def test_clients_in_the_hosts_memory_compile_nothing_ahead(caplog):
 
 
 def test_methods_compile_in_threads_and_errors_wait_for_the_run():
-    """A task that fails while it is traced says so in `run`. Failed when waiting raised it, where the run's context is missing."""
+    """A task that fails while it is traced says so in `run`. Failed when waiting for it raised it."""
     task, good = separate()
     threads = []
 

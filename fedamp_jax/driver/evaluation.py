@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fedamp_jax.driver.rounds import fitted
+from fedamp_jax.placement.program import Program
 from fedamp_jax.trees import check_float32
 from fedamp_jax.types import Algorithm, Array, Data, Task, Variables
 
@@ -77,7 +78,7 @@ def evaluate(task: Task, variables: Variables, data: Data) -> Array:
     return data.placement.call(compiled_accuracies, (task,), variables, data)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Program, static_argnums=0)
 def compiled_accuracies(task: Task, variables: Variables, data: Data) -> Array:
     """`[M]` float32; a padding client's is 0."""
     place = data.placement
@@ -113,7 +114,7 @@ def personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, 
     return train.placement.call(compiled_personal_accuracy, (task, algorithm.personalize), key, state, train, test)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(Program, static_argnums=(0, 1))
 def compiled_personal_accuracy(
     task: Task, personalize: Callable[..., Variables], key: Array, state: Any, train: Data, test: Data
 ) -> Array:

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedamp_jax.checks import check_integer, check_type
 from fedamp_jax.placement.placement import ByParameters, D, Placement, in_chunks
+from fedamp_jax.placement.program import Program
 
 AXIS = "clients"
 """The mesh axis that the clients are spread over."""
@@ -270,7 +271,7 @@ class OnMesh(Placement):
             ) from error
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Program, static_argnums=0)
 def _init(init: Callable[..., Any], key: Array, data: Any) -> Any:
     made = data.placement.program(init)(key, data)
     return data.placement.settle(made, data.y.shape[0])
