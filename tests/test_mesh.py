@@ -73,7 +73,7 @@ def wide(m=16):
 def compiled(algorithm, data):
     """The program of a round, and the state before it."""
     state = data.placement.init(algorithm, KEY, data)
-    return compiled_round.lower(algorithm, state, data, KEY).compile(), state
+    return compiled_round.lower(algorithm.round, state, data, KEY).compile(), state
 
 
 @pytest.mark.parametrize("method", ["fedamp", "heurfedamp"])
@@ -315,9 +315,11 @@ def equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
         params = dict(eqn.params)
-        if params.get("branches_platforms"):  # None stands for all platforms that no other branch names
+        if params.get("branches_platforms"):
             (params["branches"],) = (
-                branch for branch, names in zip(params["branches"], params["branches_platforms"]) if names is None
+                branch
+                for branch, names in zip(params["branches"], params["branches_platforms"])
+                if "tpu" in (names or ())
             )
         for value in jax.tree.leaves(list(params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
             inner = getattr(value, "jaxpr", value)

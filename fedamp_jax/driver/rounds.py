@@ -15,19 +15,22 @@ from fedamp_jax.types import Algorithm, Array, Data, Info
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def compiled_round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
-    """`algorithm.round`, whose results lie where those of every round do."""
-    state, info = data.placement.program(algorithm.round)(key, state, data)
+def compiled_round(one_round: Callable[..., Any], state: Any, data: Data, key: Array) -> tuple[Any, Info]:
+    """An algorithm's `round`, whose results lie where those of every round do.
+
+    By the function, not by the algorithm: one that wraps another, such as `fine_tuned`, shares its program.
+    """
+    state, info = data.placement.program(one_round)(key, state, data)
     return data.placement.settle(state, data.y.shape[0]), data.placement.replicate(info)
 
 
 @functools.lru_cache(maxsize=64)
-def _need(algorithm: Algorithm, placement: Placement, tree: Any, kinds: tuple) -> memory.Need | None:
+def _need(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> memory.Need | None:
     """What a round of arguments of these kinds takes; it is compiled for this, and not again when it is called."""
     shapes = [jax.ShapeDtypeStruct(*kind[:2], weak_type=kind[2], sharding=kind[3]) for kind in kinds]
     state, data, key = jax.tree.unflatten(tree, shapes)
     data = data._replace(placement=placement)
-    return memory.need_if_compiled(compiled_round.lower(algorithm, state, data, key))
+    return memory.need_if_compiled(compiled_round.lower(one_round, state, data, key))
 
 
 def need_of(algorithm: Algorithm, state: Any, data: Data, key: Array, placement: Placement) -> memory.Need | None:
@@ -36,7 +39,7 @@ def need_of(algorithm: Algorithm, state: Any, data: Data, key: Array, placement:
     kinds = [jax.typeof(a) for a in leaves]
     placed = [a.sharding if getattr(a, "committed", False) else None for a in leaves]
     kinds = tuple((k.shape, k.dtype, k.weak_type, p) for k, p in zip(kinds, placed, strict=True))
-    return _need(algorithm, placement, tree, kinds)
+    return _need(algorithm.round, placement, tree, kinds)
 
 
 def fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> Data:
@@ -82,7 +85,7 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     taken = functools.partial(need_of, algorithm, state, data, key, data.placement)
     with memory.explained(taken):
         placed = fitted(algorithm, state, data, key)
-        state, info = placed.placement.call(compiled_round, (algorithm,), state, placed, key)
+        state, info = placed.placement.call(compiled_round, (algorithm.round,), state, placed, key)
     # Reading the error waits for the round, so only algorithms that can fail have one.
     if info.error is not None and not isinstance(info.error, Tracer) and int(info.error):
         assert algorithm.explain is not None
