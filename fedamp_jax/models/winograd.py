@@ -134,11 +134,11 @@ def to_kernel(x: Array, dy: Array, pads: Pads, *, m: int = 4, precision=None) ->
             [jnp.matmul(a.T, b, precision=precision) for a, b in zip(*pair, strict=True)]
             for pair in zip(tiles, gradients, strict=True)
         ]
-        return jnp.stack([jnp.stack(row) for row in products])
+        # In every block, because there are fewer kernels' entries than products to keep.
+        kernels = _both_axes(_transposed(_G[m]), products)
+        return jnp.stack([jnp.stack(row) for row in kernels])
 
-    parts = jnp.sum(map_blocks(block, dy.shape[1] * dy.shape[2], x, dy), 0)
-    kernels = _both_axes(_transposed(_G[m]), [list(row) for row in parts])
-    return jnp.stack([jnp.stack(row) for row in kernels])
+    return jnp.sum(map_blocks(block, dy.shape[1] * dy.shape[2], x, dy), 0)
 
 
 def _input_tiles(x: Array, pads: Pads, m: int, rows: int, columns: int) -> Grid:
