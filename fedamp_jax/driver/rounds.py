@@ -11,6 +11,7 @@ from jax.core import Tracer
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.placement import memory
 from fedamp_jax.placement.placement import Placement
+from fedamp_jax.placement.programs import most_together
 from fedamp_jax.types import Algorithm, Array, Data, Info
 
 
@@ -24,27 +25,41 @@ def compiled_round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> 
 @functools.lru_cache(maxsize=64)
 def _need(algorithm: Algorithm, placement: Placement, tree: Any, kinds: tuple) -> memory.Need | None:
     """What a round of arguments of these kinds takes; it is compiled for this, and not again when it is called."""
+    return memory.need_if_compiled(_traced(algorithm, placement, tree, kinds).lower())
+
+
+@functools.lru_cache(maxsize=64)
+def _chosen(algorithm: Algorithm, placement: Placement, tree: Any, kinds: tuple) -> int:
+    """How many clients such a round trains side by side."""
+    return most_together(_traced(algorithm, placement, tree, kinds).jaxpr)
+
+
+def _traced(algorithm: Algorithm, placement: Placement, tree: Any, kinds: tuple) -> jax.stages.Traced:
     shapes = [jax.ShapeDtypeStruct(*kind[:2], weak_type=kind[2], sharding=kind[3]) for kind in kinds]
     state, data, key = jax.tree.unflatten(tree, shapes)
-    data = data._replace(placement=placement)
-    return memory.need_if_compiled(compiled_round.lower(algorithm, state, data, key))
+    return compiled_round.trace(algorithm, state, data._replace(placement=placement), key)
+
+
+def _kinds(state: Any, data: Data, key: Array) -> tuple[Any, tuple]:
+    """The tree of a round's arguments, and all that its program depends on of its leaves."""
+    leaves, tree = jax.tree.flatten((state, data, key))
+    kinds = [jax.typeof(a) for a in leaves]
+    placed = [a.sharding if getattr(a, "committed", False) else None for a in leaves]
+    return tree, tuple((k.shape, k.dtype, k.weak_type, p) for k, p in zip(kinds, placed, strict=True))
 
 
 def need_of(algorithm: Algorithm, state: Any, data: Data, key: Array, placement: Placement) -> memory.Need | None:
     """What a round takes of each device, None if the compiler refuses it; compiled once for arguments of one kind."""
-    leaves, tree = jax.tree.flatten((state, data, key))
-    kinds = [jax.typeof(a) for a in leaves]
-    placed = [a.sharding if getattr(a, "committed", False) else None for a in leaves]
-    kinds = tuple((k.shape, k.dtype, k.weak_type, p) for k, p in zip(kinds, placed, strict=True))
-    return _need(algorithm, placement, tree, kinds)
+    return _need(algorithm, placement, *_kinds(state, data, key))
 
 
 def fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> Data:
     """The data, placed so that no device trains more clients side by side than its memory holds."""
     if any(isinstance(a, Tracer) for a in jax.tree.leaves((state, data, key))):
         return data
-    need = functools.partial(need_of, algorithm, state, data, key)
-    return data._replace(placement=data.placement.fitting(need, data.y.shape[0]))
+    kinds, place = _kinds(state, data, key), data.placement
+    fitting = place.fitting(lambda tried: _need(algorithm, tried, *kinds), lambda: _chosen(algorithm, place, *kinds))
+    return data._replace(placement=fitting)
 
 
 def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:

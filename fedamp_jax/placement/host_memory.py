@@ -91,7 +91,7 @@ class InHostMemory(Placement):
             program, out = traced(compiled.__wrapped__, static, tree, _kinds(leaves))
             return jax.tree.unflatten(out, jaxpr_as_fun(program)(*leaves))
 
-    def fitting(self, need: Any, rows: int) -> Placement:
+    def fitting(self, need: Any, chosen: Any) -> Placement:
         return self
 
     def estimate(self, compiled: Any, static: tuple, *shapes: Any) -> "HostEstimate":
