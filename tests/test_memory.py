@@ -83,32 +83,32 @@ def test_largest_chunk(base, each, room, expected, tried):
         seen.append(chunk)
         return Need(10, base + each * (chunk or 8))
 
-    assert memory.largest_chunk(taken, 8, room) == expected and seen == tried
+    assert memory.largest_chunk(taken, lambda: 8, room) == expected and seen == tried
+
+
+def test_one_client_at_a_time_is_not_compiled_again():
+    """Where the choice is one client, nothing smaller can be tried. Failed with half of all clients as the next try."""
+    tried = []
+    assert memory.largest_chunk(tried.append, lambda: 1, 70) is None and tried == [None]
 
 
 def test_a_compiler_that_refuses(monkeypatch):
-    """As a TPU's where a program is too large. Failed when no smaller chunk was tried, and when every round did."""
+    """As a TPU's where a program is too large. Failed when no smaller chunk was tried, when every round did, and with
+    half of all clients, which are more than were chosen.
+    """
     _, algorithm = make(FEDAMP)
-    real, refused = rounds.compiled_round, []
+    data, asked, real = federation(), [], memory.need_if_compiled
+    monkeypatch.setattr(Placement, "side_by_side", lambda self, *_: self.chunk or 6)
 
-    class Picky:
-        def lower(self, algorithm, state, data, key):
-            if data.placement.chunk is None or data.placement.chunk > 2:
-                refused.append(data.placement.chunk)
-                return self
-            return real.lower(algorithm, state, data, key)
+    def need(lowered):
+        asked.append(lowered)
+        return real(lowered) if len(asked) == 2 else None
 
-        def compile(self):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
-
-        def __call__(self, algorithm, state, data, key):
-            assert data.placement.chunk == 2
-            return real(algorithm, state, data, key)
-
-    monkeypatch.setattr(rounds, "compiled_round", Picky())
+    monkeypatch.setattr(memory, "need_if_compiled", need)
     monkeypatch.setattr(memory, "room", lambda device: 1 << 40)
-    two_rounds(algorithm, federation())
-    assert refused == [None, 4]
+    two_rounds(algorithm, data)
+    key = jax.random.key(0)
+    assert len(asked) == 2 and rounds.fitted(algorithm, algorithm.init(key, data), data, key).placement.chunk == 3
 
 
 def test_out_of_memory_says_what_to_do(monkeypatch):
@@ -121,7 +121,7 @@ def test_out_of_memory_says_what_to_do(monkeypatch):
 
     key = jax.random.key(0)
     state = algorithm.init(key, data)
-    exhausted.lower = rounds.compiled_round.lower
+    exhausted.trace = rounds.compiled_round.trace
     monkeypatch.setattr(rounds, "compiled_round", exhausted)
     status = "RESOURCE_EXHAUSTED"
     with pytest.raises(MemoryError, match=r"A round takes .* GiB .*Placement\(chunk=.*--chunk.*allocate 99 bytes\)$"):

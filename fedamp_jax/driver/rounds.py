@@ -11,6 +11,7 @@ from jax.core import Tracer
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.placement import memory
 from fedamp_jax.placement.placement import Placement
+from fedamp_jax.placement.programs import most_together
 from fedamp_jax.types import Algorithm, Array, Data, Info
 
 
@@ -27,27 +28,42 @@ def compiled_round(one_round: Callable[..., Any], state: Any, data: Data, key: A
 @functools.lru_cache(maxsize=64)
 def _need(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> memory.Need | None:
     """What a round of arguments of these kinds takes; it is compiled for this, and not again when it is called."""
+    return memory.need_if_compiled(_traced(one_round, placement, tree, kinds).lower())
+
+
+@functools.lru_cache(maxsize=64)
+def _chosen(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> int:
+    """How many clients such a round trains side by side."""
+    return most_together(_traced(one_round, placement, tree, kinds).jaxpr)
+
+
+def _traced(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> jax.stages.Traced:
     shapes = [jax.ShapeDtypeStruct(*kind[:2], weak_type=kind[2], sharding=kind[3]) for kind in kinds]
     state, data, key = jax.tree.unflatten(tree, shapes)
-    data = data._replace(placement=placement)
-    return memory.need_if_compiled(compiled_round.lower(one_round, state, data, key))
+    return compiled_round.trace(one_round, state, data._replace(placement=placement), key)
+
+
+def _kinds(state: Any, data: Data, key: Array) -> tuple[Any, tuple]:
+    """The tree of a round's arguments, and all that its program depends on of its leaves."""
+    leaves, tree = jax.tree.flatten((state, data, key))
+    kinds = [jax.typeof(a) for a in leaves]
+    placed = [a.sharding if getattr(a, "committed", False) else None for a in leaves]
+    return tree, tuple((k.shape, k.dtype, k.weak_type, p) for k, p in zip(kinds, placed, strict=True))
 
 
 def need_of(algorithm: Algorithm, state: Any, data: Data, key: Array, placement: Placement) -> memory.Need | None:
     """What a round takes of each device, None if the compiler refuses it; compiled once for arguments of one kind."""
-    leaves, tree = jax.tree.flatten((state, data, key))
-    kinds = [jax.typeof(a) for a in leaves]
-    placed = [a.sharding if getattr(a, "committed", False) else None for a in leaves]
-    kinds = tuple((k.shape, k.dtype, k.weak_type, p) for k, p in zip(kinds, placed, strict=True))
-    return _need(algorithm.round, placement, tree, kinds)
+    return _need(algorithm.round, placement, *_kinds(state, data, key))
 
 
 def fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> Data:
     """The data, placed so that no device trains more clients side by side than its memory holds."""
     if any(isinstance(a, Tracer) for a in jax.tree.leaves((state, data, key))):
         return data
-    need = functools.partial(need_of, algorithm, state, data, key)
-    return data._replace(placement=data.placement.fitting(need, data.y.shape[0]))
+    kinds, place = _kinds(state, data, key), data.placement
+    one_round = algorithm.round
+    fitting = place.fitting(lambda tried: _need(one_round, tried, *kinds), lambda: _chosen(one_round, place, *kinds))
+    return data._replace(placement=fitting)
 
 
 def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:

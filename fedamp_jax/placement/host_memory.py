@@ -94,7 +94,7 @@ class InHostMemory(Placement):
     def compile(self, compiled: Any, static: tuple, *shapes: Any) -> None:
         """Nothing: the pieces of a round are compiled when they are first needed."""
 
-    def fitting(self, need: Any, rows: int) -> Placement:
+    def fitting(self, need: Any, chosen: Any) -> Placement:
         return self
 
     def estimate(self, compiled: Any, static: tuple, *shapes: Any) -> "HostEstimate":

@@ -78,33 +78,34 @@ def side_by_side(room: int, standing: int, peak: int) -> int:
     return max(0, int(0.8 * room) - standing) // max(1, peak)
 
 
-def largest_chunk(taken: Callable[[int | None], Need | None], clients: int, room: int) -> int | None:
+def largest_chunk(taken: Callable[[int | None], Need | None], chosen: Callable[[], int], room: int) -> int | None:
     """How many of a device's clients to train side by side so that a round fits.
 
     Args:
-        taken: what a round takes with so many of them side by side, None for all; it returns None where the compiler
-            refuses a program that is too large for the device, as a TPU's does.
-        clients: clients of the device.
-        room: bytes that it has for the round.
+        taken: what a round takes with so many of them side by side, None for as many as the placement chooses; it
+            returns None where the compiler refuses a program that is too large for the device, as a TPU's does.
+        chosen: how many the placement chooses; only asked if these do not fit.
+        room: bytes that the device has for the round.
 
     Returns:
-        None if the round fits with all clients side by side; else the first number tried that fits, or 1. The next to
-        try follows from each client's share of the working memory, which is the chunk's gradients, optimizer states
-        and activations; as much as the arguments is set aside for the cloud models, which do not shrink with the chunk.
-        After a refusal it is half as many.
+        None if the round fits as it is, or if one client at a time was chosen; else the first number tried that fits,
+        or 1. The next to try follows from each client's share of the working memory, which is the chunk's gradients,
+        optimizer states and activations; as much as the arguments is set aside for the cloud models, which do not
+        shrink with the chunk. After a refusal it is half as many.
 
-    >>> largest_chunk(lambda chunk: Need(held=10, working=20 + 10 * (chunk or 8)), clients=8, room=70)
+    >>> largest_chunk(lambda chunk: Need(held=10, working=20 + 10 * (chunk or 8)), chosen=lambda: 8, room=70)
     4
     """
     chunk = None
     while chunk != 1:
-        needed, now = taken(chunk), chunk or clients
-        if needed is None:
-            chunk = max(1, now // 2)
-        elif needed.held + needed.working > room:
-            chunk = max(1, min(now - 1, (room - 2 * needed.held) * now // needed.working))
-        else:
+        needed = taken(chunk)
+        if needed is not None and needed.held + needed.working <= room:
             break
+        now = chunk or chosen()
+        if now == 1:
+            break
+        chunk = now // 2 if needed is None else min(now - 1, (room - 2 * needed.held) * now // needed.working)
+        chunk = max(1, chunk)
     return chunk
 
 

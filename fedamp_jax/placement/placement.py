@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 from fedamp_jax import platforms
 from fedamp_jax.checks import check_integer
 from fedamp_jax.placement import cost, memory
-from fedamp_jax.placement.programs import OneClient, repeat
+from fedamp_jax.placement.programs import OneClient, repeat, together
 
 D = TypeVar("D", bound=Any)
 """`fedamp_jax.Data`, whose definition holds a placement."""
@@ -159,18 +159,18 @@ class Placement:
         """What a call of `compiled` takes, from abstract arguments: an object that can be printed."""
         return cost.estimate(compiled.trace(*static, *shapes), self, *shapes)
 
-    def fitting(self, need: "Callable[[Placement], memory.Need | None]", rows: int) -> "Placement":
+    def fitting(self, need: "Callable[[Placement], memory.Need | None]", chosen: Callable[[], int]) -> "Placement":
         """This placement, with a smaller chunk if a program turns out to take more than a device's memory.
 
         Args:
             need: what the program takes when it is compiled for a placement, None if the compiler refuses it.
-            rows: rows of all clients.
+            chosen: how many clients this placement trains side by side in the program.
         """
         room = memory.room(self.first_device)
         if self.chunk is not None or room is None:
             return self
         limited = lambda chunk: need(dataclasses.replace(self, chunk=chunk))  # noqa: E731
-        chunk = memory.largest_chunk(limited, rows // self.devices, room)
+        chunk = memory.largest_chunk(limited, chosen, room)
         return self if chunk is None else dataclasses.replace(self, chunk=chunk)
 
     # --- the verbs of a method ----------------------------------------------------------------------------------------
@@ -262,11 +262,11 @@ def in_chunks(step: Callable[..., Any], chunk: int, work: Array, out: Any, *args
     Chunks that have no work at all are not run. Results are written into `out`'s own buffer: no second stack of models
     is made.
     """
-    m = len(work)
+    m, step = len(work), together(step, chunk)
     # One client at a time runs without vmap, which would make every branch and loop of its step a selection.
-    together = jax.vmap(step) if chunk > 1 else lambda *one: expand(step(*jax.tree.map(lambda a: a[0], one)))
+    all_of = jax.vmap(step) if chunk > 1 else lambda *one: expand(step(*jax.tree.map(lambda a: a[0], one)))
     if chunk >= m:
-        return together(out, *args)
+        return all_of(out, *args)
     order = jnp.argsort(-work, stable=True)
     # The last chunk is filled up with the client that has least work, whose result is then not written again.
     fill = -m % chunk
@@ -276,7 +276,7 @@ def in_chunks(step: Callable[..., Any], chunk: int, work: Array, out: Any, *args
 
     def run_chunk(c: Any, out: Any) -> Any:
         read, write = (lax.dynamic_slice_in_dim(a, c * chunk, chunk) for a in (reads, writes))
-        result = together(*jax.tree.map(lambda a: a[read], (out, *args)))
+        result = all_of(*jax.tree.map(lambda a: a[read], (out, *args)))
         return jax.tree.map(lambda a, r: a.at[write].set(r, mode="drop"), out, result)
 
     return repeat(needed, run_chunk, out, at_most=-(-m // chunk))

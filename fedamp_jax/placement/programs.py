@@ -14,12 +14,28 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.interpreters.partial_eval import dce_jaxpr
 
 _AT_MOST = re.compile(r"at_most_(\d+)[()]*$")
+_TOGETHER = re.compile(r"together_(\d+)")
 
 
 def repeat(steps: Any, body: Callable[[Any, Any], Any], carry: Any, *, at_most: int) -> Any:
     """`lax.fori_loop(0, steps, body, carry)` with a bound on `steps`, by which the cost of the loop is estimated."""
     with jax.named_scope(f"at_most_{at_most}"):
         return lax.fori_loop(0, steps, body, carry)
+
+
+def together(step: Callable[..., Any], clients: int) -> Callable[..., Any]:
+    """`step`, in whose program it can be read how many clients run it side by side, see `most_together`."""
+    return jax.named_call(step, name=f"together_{clients}")
+
+
+def most_together(program: ClosedJaxpr) -> int:
+    """The most clients that run side by side in a jaxpr, 1 if none do.
+
+    >>> most_together(jax.make_jaxpr(jax.vmap(together(jnp.sin, clients=5)))(jnp.ones(5)))
+    5
+    """
+    names = (_TOGETHER.search(str(eqn.source_info.name_stack)) for eqn in equations(program))
+    return max((int(found[1]) for found in names if found), default=1)
 
 
 def equations(program: Any) -> Iterator[Any]:

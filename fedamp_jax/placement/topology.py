@@ -75,8 +75,10 @@ def _tpus(kind: str, shape: str) -> list[Any]:
     sizes += [1] * (3 - len(sizes) if three else 0)
     # A host has 2x2 chips, unless there are fewer.
     bounds = tuple(min(2, n) for n in sizes[:2]) + (1,)
+    # As JAX runs them: a v4's two cores are one device, with all of the chip's memory.
+    cores = {"chip_config_name": "megacore"} if kind == "v4" else {}
     found: Any = topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{kind}:{'x'.join(map(str, sizes))}", chips_per_host_bounds=bounds
+        platform="tpu", topology_name=f"{kind}:{'x'.join(map(str, sizes))}", chips_per_host_bounds=bounds, **cores
     )
     return found.devices
 
