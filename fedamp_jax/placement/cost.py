@@ -16,7 +16,7 @@ from fedamp_jax.placement.programs import flops
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
-_CALLED = re.compile(r"(?:to_apply|calls|(?:true|false)_computation|(?:branch|called)_computations)=(\{[^}]*\}|%?[\w.\-]+)")
+_CALLED = re.compile(r"(?:to_apply|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
 _CALLS = ("call", "conditional", "async-start")
 _BOUND = re.compile(r'known_trip_count":\{"n":"(\d+)"|op_name="[^"]*at_most_(\d+)[()]*/while"')
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
