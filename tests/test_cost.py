@@ -7,6 +7,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import fedamp_jax
 from fedamp_jax.placement import cost
 from fedamp_jax.placement.accelerators import ACCELERATORS, accelerator
 from fedamp_jax.placement.programs import flops, repeat
@@ -124,6 +125,22 @@ def test_operations_of_a_dynamic_loop():
     assert flops(steps) == 7 * 2000.0
     many = jax.make_jaxpr(jax.vmap(lambda n, a: repeat(n, lambda _, a: a @ a, a, at_most=7)))
     assert flops(many(jnp.zeros(3, jnp.int32), jnp.ones((3, 10, 10)))) == 3 * 7 * 2000.0
+
+
+def test_operations_of_a_gradient_step():
+    """A convolution counts forward and towards its kernel, but for the first one towards its input, by any lowering.
+
+    Failed with the value that a backward pass computes for its gradients alone counted again.
+    """
+    first, second, dense = 25 * 4 * 8 * 8, 25 * 4 * 6 * 4 * 4, 2 * 2 * 6 * 3
+    for conv in ("auto", "patches", "xla"):
+        task = fedamp_jax.models.cnn(3, shape=(8, 8), filters=(4, 6), hidden=(), conv=conv)
+        variables = task.init(jax.random.key(0))
+        x, y = jnp.zeros((5, 8, 8), jnp.uint8), jnp.zeros(5, jnp.int32)
+        batch = fedamp_jax.Batch(x, y, jnp.ones(5, bool), jnp.int32(3), jnp.arange(5, dtype=jnp.int32))
+        gradient = jax.grad(lambda v, t=task, b=batch: t.loss(v, b, jax.random.key(1))[0])
+        steps = jax.make_jaxpr(lambda v, g=gradient: repeat(3, lambda _, v: g(v), v, at_most=3))(variables)
+        assert flops(steps) == 3 * 2 * 5 * (2 * first + 3 * second + 3 * dense)
 
 
 @pytest.mark.accelerator

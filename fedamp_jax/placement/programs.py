@@ -96,24 +96,20 @@ def array_bytes(a: Any) -> int:
     return math.prod(a.shape) * width
 
 
-def flops(program: ClosedJaxpr) -> float:
+def flops(program: ClosedJaxpr | Jaxpr) -> float:
     """Floating point operations of the matrix products and convolutions of a jaxpr, with all repetitions.
 
     Of implementations for several platforms the one with the fewest counts, of a loop its bound (see `repeat`). What
-    no result depends on, such as the gradient with respect to the data, does not count.
+    no result depends on, such as the gradient with respect to the data, does not count, nor does it within a branch.
 
     >>> import jax.numpy as jnp
     >>> flops(jax.make_jaxpr(lambda a: lax.fori_loop(0, 3, lambda i, a: a @ a, a))(jnp.ones((10, 10))))
     6000.0
     """
-    used, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
-    return _flops(used)
-
-
-def _flops(program: Any) -> float:
-    total = 0.0
-    for eqn in getattr(program, "jaxpr", program).eqns:
-        name, parts = eqn.primitive.name, [_flops(inner) for inner in inside(eqn)]
+    total, jaxpr = 0.0, getattr(program, "jaxpr", program)
+    used, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    for eqn in used.eqns:
+        name, parts = eqn.primitive.name, [flops(inner) for inner in inside(eqn)]
         if name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
             inner = np.prod([eqn.invars[0].aval.shape[axis] for axis in contracted])
