@@ -138,8 +138,9 @@ def test_operations_of_a_gradient_step():
         variables = task.init(jax.random.key(0))
         x, y = jnp.zeros((5, 8, 8), jnp.uint8), jnp.zeros(5, jnp.int32)
         batch = fedamp_jax.Batch(x, y, jnp.ones(5, bool), jnp.int32(3), jnp.arange(5, dtype=jnp.int32))
-        step = jax.make_jaxpr(jax.grad(lambda v, t=task, b=batch: t.loss(v, b, jax.random.key(1))[0]))
-        assert flops(step(variables)) == 2 * 5 * (2 * first + 3 * second + 3 * dense)
+        gradient = jax.grad(lambda v, t=task, b=batch: t.loss(v, b, jax.random.key(1))[0])
+        steps = jax.make_jaxpr(lambda v, g=gradient: repeat(3, lambda _, v: g(v), v, at_most=3))(variables)
+        assert flops(steps) == 3 * 2 * 5 * (2 * first + 3 * second + 3 * dense)
 
 
 @pytest.mark.accelerator

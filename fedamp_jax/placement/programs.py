@@ -123,8 +123,9 @@ def flops(program: ClosedJaxpr | Jaxpr) -> float:
     >>> flops(jax.make_jaxpr(lambda a: lax.fori_loop(0, 3, lambda i, a: a @ a, a))(jnp.ones((10, 10))))
     6000.0
     """
-    total, jaxpr = 0.0, getattr(program, "jaxpr", program)
-    used, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    total = 0.0
+    jaxpr: Any = getattr(program, "jaxpr", program)
+    used: Any = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
     for eqn in used.eqns:
         name, parts = eqn.primitive.name, [flops(inner) for inner in inside(eqn)]
         if name == "dot_general":
