@@ -65,7 +65,7 @@ def test_a_method(entry, mesh):
     state = place.state_shapes(algorithm, KEY, spread)
     parameters = sum(a.size for a in jax.tree.leaves(jax.eval_shape(task.init, KEY)))
 
-    program = compiled_round.lower(algorithm, state, spread, KEY).compile()
+    program = compiled_round.lower(algorithm.round, state, spread, KEY).compile()
     assert_traffic(entry, program, parameters, m, mesh.size)
     need = memory.need(program)
     assert memory.held(state) <= need.held <= tiled((state, spread, KEY))
@@ -74,7 +74,7 @@ def test_a_method(entry, mesh):
     assert need.working <= copies * share + SMALL, (need.working / share, need)
     assert is_estimated(program, mesh)
 
-    program = compiled_personal_accuracy.lower(task, algorithm, KEY, state, spread, spread).compile()
+    program = compiled_personal_accuracy.lower(task, algorithm.personalize, KEY, state, spread, spread).compile()
     assert sum(sizes(program)) <= 4 * m  # the accuracies
     assert memory.need(program).working <= copies * share + SMALL
     assert is_estimated(program, mesh)
@@ -96,7 +96,7 @@ def test_pieces_of_clients_in_host_memory(name, mesh):
     spread = place.shapes(train)
     leaves, tree = jax.tree.flatten((place.state_shapes(algorithm, KEY, spread), spread, KEY))
     kinds = tuple((a.shape, a.dtype, False) for a in leaves)
-    program, _ = host_memory.traced(compiled_round.__wrapped__, (algorithm,), tree, kinds)
+    program, _ = host_memory.traced(compiled_round.__wrapped__, (algorithm.round,), tree, kinds)
     blocks = [eqn for eqn in equations(program) if eqn.primitive is host_memory.columns_p]
     assert bool(blocks) == (name in ("fedamp", "pfedgraph", "fedfomo"))
     there = SingleDeviceSharding(place.device)
