@@ -11,11 +11,11 @@ laptop (`fedamp_jax.placement.topology`), and a machine with a GPU may train on 
 | distances | `gram`, in float64 | `differences`, in float32 | `gram`, in float64 |
 
 - cpu: measured (docs/performance.md). A vmapped convolution, a grouped one, is 39 times slower than plain ones, one
-  client after the other; `patches` are slower than these, and the gradient of `window` is a slow scatter.
+  client after the other; `patches` are slower than these, and the gradient of `window` is a slow scatter. Products in
+  float64 give distances three times as fast as differences do.
 - tpu: by the TPU compiler's own estimate (docs/performance.md), a FedAMP round of MNIST's CNN on a v5e: `xla` with one
-  client at a time and `window` 0.97 s, ten side by side 3.0 s; `loop` 8.5 s; `patches` 29 s with ten side by side, and
-  refused for lack of memory with 100. The digits' MLP: all side by side 0.9 ms, one by one 6.6 ms.
-  It emulates float64.
+  client at a time 1.01 s, ten side by side 1.69 s; `loop` with ten 8.1 s; `patches` with ten 51 s, and refused for lack
+  of memory with 100. The digits' MLP: all side by side 0.95 ms, one by one 5.0 ms. float64 is emulated.
 - gpu: not measured. Batched matrix products are what GPUs are made for, and one client's batch does not fill one.
 """
 
