@@ -102,7 +102,7 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = (
         table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    console = Console(width=max(120, Console().width))
+    console = Console(width=max(140, Console().width))
     console.print(table)
     for note in notes:
         console.print(note, highlight=False)

@@ -2,10 +2,11 @@
 
 python benchmarks/scaling.py
 python benchmarks/scaling.py --model cnn --clients 10 30 100
+python benchmarks/scaling.py --examples 200 --epochs 5
 
-Each row is a process of its own, for its peak memory. `skewed`: half of the clients hold a tenth of the samples of the
-others. `expected` memory is state, data and working memory of the compiled round (`fedamp_jax.estimate`) beside what
-the process holds before it makes them.
+Rounds are as long as the papers', unless options say otherwise. Each row is a process of its own, for its peak memory.
+`skewed`: half of the clients hold a tenth of the samples of the others. `expected` memory is state, data and working
+memory of the compiled round (`fedamp_jax.estimate`) beside what the process holds before it makes them.
 """
 
 import dataclasses
@@ -34,9 +35,9 @@ class Command(bench.Common):
     clients: tuple[int, ...] = (10, 30, 100, 300, 1000)
     """Numbers of clients."""
     model: Literal["mlp", "cnn"] = "mlp"
-    examples: int = 200
+    examples: int = 600
     """Of a large client."""
-    epochs: int = 5
+    epochs: int = 10
     """Local passes."""
     one: bool = False
     """Measure the first number of clients, first even, then skewed, in this process, and print JSON."""

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 
 from fedamp_jax import server
-from fedamp_jax.checks import check_number
+from fedamp_jax.checks import at_round, check_number
 from fedamp_jax.placement.placement import ByParameters
 from fedamp_jax.types import Array, Data, Info, PyTree, RoundError, Variables
 
@@ -42,6 +43,71 @@ def mcp(t: Array, sigma: Array, gamma: float = 2.0) -> Array:
 def _log(a: Array) -> Array:
     """The logarithm, -inf at 0 with a derivative of 0 there, where the logarithm's own would turn it into NaN."""
     return jnp.where(a > 0, jnp.log(jnp.where(a > 0, a, 1.0)), -jnp.inf)
+
+
+class Perplexity(NamedTuple):
+    """In place of sigma: every client's own scale, see `perplexity`. Attributes: k: the perplexity."""
+
+    k: Any
+
+
+def perplexity(k: Any) -> Perplexity:
+    """A sigma for each client and round, such that the client listens to about `k` others.
+
+    The perplexity of a row of weights is `exp(-sum_j p_j log p_j)`, with the weights of the others normalised to
+    `sum_j p_j = 1`: n equal weights have perplexity n. The scale that gives it is found by bisection, as in stochastic
+    neighbour embedding (Hinton and Roweis 2002), from the distances of the round itself, so that nothing has to be
+    tuned to the scale of the distances, which differs by model and data and changes in training.
+
+    With it the weights are not symmetric, and differ from the gradient of any one attention function: the convergence
+    theorems of Huang et al. 2021 do not hold.
+
+    Args:
+        k: a number of at least 1, a schedule of the round, or a tracer. From the number of a client's others on, and
+            as long as all are equally far away, they have equal weights; where several are equally near, these.
+
+    Returns:
+        What `fedamp` and `heurfedamp` take as `sigma`, together with a `self_weight`.
+
+    Raises:
+        TypeError, ValueError: if k is not a number of at least 1.
+
+    >>> w = {"w": jnp.array([[0.0], [1.0], [2.0], [50.0]])}
+    >>> everybody = edges([True] * 4, [True] * 4)
+    >>> xi = fedamp_weights(w, everybody, sigma=perplexity(2), alpha=1.0, self_weight=0.0)
+    >>> [round(float(v), 2) for v in xi[1]], [round(float(v), 2) for v in xi[3]]
+    ([0.5, 0.0, 0.5, 0.0], [0.05, 0.2, 0.75, 0.0])
+    """
+    check_number("k of perplexity(k)", k, low=1, strict=False)
+    return Perplexity(k)
+
+
+def scales(score: Callable[[Array], Array], t: Array, edges: Array, k: Array) -> Array:
+    """The sigma of each row that gives its weights the perplexity `k`, `[M, 1]` float32.
+
+    Args:
+        score: `sigma [M, 1] -> [M, M]`, the scores whose softmax are the weights; flatter the larger sigma is.
+        t: `[M, M]` float32, the distances; sigma is looked for from 1e-13 to 1e5 times a row's largest.
+        edges: `[M, M]` bool.
+        k: `[]` float32.
+    """
+    largest = jnp.max(jnp.where(edges, t, 0.0), axis=1, keepdims=True)
+    largest = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
+
+    def entropy(sigma: Array) -> Array:
+        p = normalize(score(sigma), edges, jnp.float32(0))
+        off = jnp.where(edges & (p > 0), p, 1.0)  # of which the logarithm is 0
+        return -jnp.sum(off * jnp.log(off), axis=1, keepdims=True)
+
+    def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) / 2
+        flatter = entropy(largest * jnp.exp(middle)) < jnp.log(k)
+        return jnp.where(flatter, middle, low), jnp.where(flatter, high, middle)
+
+    bounds = jnp.full_like(largest, -30.0), jnp.full_like(largest, 12.0)
+    low, high = lax.fori_loop(0, 32, halve, bounds)  # float32 tells no more steps apart
+    return largest * jnp.exp((low + high) / 2)
 
 
 def edges(receives: Array, sends: Array) -> Array:
@@ -129,7 +195,7 @@ def fedamp_weights(
     models: PyTree | ByParameters,
     edges: Array,
     *,
-    sigma: Array,
+    sigma: Array | Perplexity,
     alpha: Array,
     slope: Slope = neg_exp,
     self_weight: Array | None = None,
@@ -142,7 +208,7 @@ def fedamp_weights(
     Args:
         models: the clients' models, leaves `[M, ...]`, or `data.placement.by_parameters` of them.
         edges: `[M, M]` bool, which models may reach which clients; a row without any edge becomes the identity's.
-        sigma: `[]` float32, the distance scale (of squared distances).
+        sigma: `[]` float32, the distance scale (of squared distances); or a `Perplexity`, with `self_weight`.
         alpha: `[]` float32, step size; without effect if `self_weight` is given, as it cancels.
         slope: `log A'`.
         self_weight: None for the equations as printed, where a large alpha makes `xi_ii` negative (the caller must
@@ -156,7 +222,10 @@ def fedamp_weights(
     >>> [round(float(v), 3) for v in xi[0]]
     [0.5, 0.5, 0.0]
     """
-    score = slope(server.sq_dists(models), sigma)
+    t = server.sq_dists(models)
+    if isinstance(sigma, Perplexity):
+        sigma = scales(lambda sigma: slope(t, sigma), t, edges, sigma.k)
+    score = slope(t, sigma)
     if self_weight is not None:
         return normalize(score, edges, self_weight)
     off = jnp.where(edges, alpha * jnp.exp(score), 0.0)
@@ -166,13 +235,15 @@ def fedamp_weights(
     return with_self(off, jnp.where((own < 0) & (own > -rounding), 0.0, own))
 
 
-def heurfedamp_weights(models: PyTree | ByParameters, edges: Array, *, sigma: Array, self_weight: Array) -> Array:
+def heurfedamp_weights(
+    models: PyTree | ByParameters, edges: Array, *, sigma: Array | Perplexity, self_weight: Array
+) -> Array:
     """HeurFedAMP's weights: a softmax of `sigma cos(w_i, w_j)` over the others, times `1 - xi_ii` (Eq. 8).
 
     Args:
         models: as in `fedamp_weights`.
         edges: as in `fedamp_weights`.
-        sigma: `[]` float32, sharpness of the softmax.
+        sigma: `[]` float32, sharpness of the softmax; or a `Perplexity`.
         self_weight: `[]` or `[M]` float32, `xi_ii`.
 
     Returns:
@@ -183,14 +254,27 @@ def heurfedamp_weights(models: PyTree | ByParameters, edges: Array, *, sigma: Ar
     >>> [round(float(v), 3) for v in xi[0]]
     [0.5, 0.5, 0.0]
     """
-    return normalize(sigma * server.cosines(models), edges, self_weight)
+    cosines = server.cosines(models)
+    if isinstance(sigma, Perplexity):
+        sigma = 1.0 / scales(lambda scale: cosines / scale, 1.0 - cosines, edges, sigma.k)
+    return normalize(sigma * cosines, edges, self_weight)
 
 
 def check_hyperparameters(sigma: Any, self_weight: Any) -> None:
     """Validate what FedAMP and HeurFedAMP share."""
+    if isinstance(sigma, Perplexity):
+        if self_weight is None:
+            raise ValueError("sigma=perplexity(k) needs a self_weight: it is a property of normalised weights")
+        perplexity(sigma.k)
+        sigma = 1.0
     check_number("sigma", sigma, low=_TINY, strict=False, low_is="float32's smallest normal number")
     if self_weight is not None:
         check_number("self_weight", self_weight, low=0, high=1, strict=False, per_client=True)
+
+
+def sigma_at_round(sigma: Any, k: Array) -> Any:
+    """Sigma, or the perplexity that takes its place, in round `k [] int32`."""
+    return Perplexity(at_round(sigma.k, k)) if isinstance(sigma, Perplexity) else at_round(sigma, k)
 
 
 def may_fail(*swept: Any) -> bool:

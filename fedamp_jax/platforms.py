@@ -8,12 +8,14 @@ laptop (`fedamp_jax.placement.topology`), and a machine with a GPU may train on 
 | convolution | `loop` | `xla` | `patches` |
 | max pooling | `slices` | `window` | `slices` |
 | clients side by side | as fit the cache | one if they convolve, else all | all that fit the memory |
+| distances | `gram`, in float64 | `differences`, in float32 | `gram`, in float64 |
 
 - cpu: measured (docs/performance.md). A vmapped convolution, a grouped one, is 39 times slower than plain ones, one
   client after the other; `patches` are slower than these, and the gradient of `window` is a slow scatter.
 - tpu: by the TPU compiler's own estimate (docs/performance.md), a FedAMP round of MNIST's CNN on a v5e: `xla` with one
   client at a time and `window` 0.97 s, ten side by side 3.0 s; `loop` 8.5 s; `patches` 29 s with ten side by side, and
   refused for lack of memory with 100. The digits' MLP: all side by side 0.9 ms, one by one 6.6 ms.
+  It emulates float64.
 - gpu: not measured. Batched matrix products are what GPUs are made for, and one client's batch does not fill one.
 """
 
@@ -30,12 +32,14 @@ class Choices(NamedTuple):
     Attributes:
         convolution: the lowering of convolutions, see `fedamp_jax.models.layers`.
         pooling: the implementation of max pooling, see `fedamp_jax.models.pooling`.
+        distances: how squared distances are computed, see `fedamp_jax.distances`.
         convolving: parameters of all clients side by side that are trained by convolutions; always at least one client.
         dense: the same for other clients. None: no limit.
     """
 
     convolution: str
     pooling: str
+    distances: str
     convolving: int | None
     dense: int | None
 
@@ -45,9 +49,9 @@ class Choices(NamedTuple):
 _CACHED = 1 << 19
 
 CHOICES = {
-    "cpu": Choices("loop", "slices", _CACHED, _CACHED),
-    "tpu": Choices("xla", "window", 0, None),
-    "gpu": Choices("patches", "slices", None, None),
+    "cpu": Choices("loop", "slices", "gram", _CACHED, _CACHED),
+    "tpu": Choices("xla", "window", "differences", 0, None),
+    "gpu": Choices("patches", "slices", "gram", None, None),
 }
 
 

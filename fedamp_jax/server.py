@@ -4,29 +4,16 @@ Nothing here copies the stack: each leaf is contracted where it lies, so that `W
 one flat matrix. What sums over clients takes models that are laid out by parameters, `data.placement.by_parameters`.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedamp_jax.checks import check_choice
+from fedamp_jax.distances import pairwise
 from fedamp_jax.placement.placement import ByParameters, Placement
 from fedamp_jax.trees import broadcast, where
 from fedamp_jax.types import Array, Data, Info, PyTree
-
-# Parameters per step of the distance sum: the slice of all clients ([M, 1024] float32) stays in a CPU's second-level
-# cache. Measured for 100 clients x 1,663,370 parameters on two cores: 1.3 s with 1024, 2.4 s with 256, 1.5 s with 4096.
-_BLOCK = 1024
-
-# Clients in a tile of the distance matrix. Of two tiles only one order is computed, and their rows (2 x 50 x 1024
-# float32) stay in the cache: 2.4 times as fast for 1,000 clients as all pairs at once, and as fast for 100.
-_TILE = 50
-
-# Differences that an accelerator may make in one step, several tiles at once. XLA usually sums them as it makes them,
-# but not always: in the round of 1,000 ResNet18 on 64 devices it stored all of them.
-_DIFFERENCES = 1 << 26
 
 
 def _laid_out(models: PyTree | ByParameters) -> ByParameters:
@@ -57,8 +44,8 @@ def _mixed(flat: Array, weights: Array) -> Array:
 def sq_dists(models: PyTree | ByParameters, scale: Array | None = None) -> Array:
     """Squared Euclidean distances between all clients' models, `d2[i, j] = ||w_i - w_j||^2`.
 
-    Differences are taken before squaring. The usual `|a|^2 + |b|^2 - 2ab` loses everything when clients nearly
-    coincide, and that is just where `exp(-d2 / sigma)` decides who collaborates.
+    The usual `|a|^2 + |b|^2 - 2ab` in float32 loses clients that nearly coincide to cancellation, and that is just
+    where `exp(-d2 / sigma)` decides who collaborates. `fedamp_jax.distances` says what is done instead.
 
     Args:
         models: leaves `[M, ...]`, or `data.placement.by_parameters` of them.
@@ -73,37 +60,7 @@ def sq_dists(models: PyTree | ByParameters, scale: Array | None = None) -> Array
     models = _laid_out(models)
     m = jax.tree.leaves(models.tree)[0].shape[0]
     scale = jnp.ones((m,), jnp.float32) if scale is None else scale
-    return models.sum(_pairwise(models.placement.platform == "cpu"), scale)
-
-
-@functools.cache
-def _pairwise(on_cpu: bool) -> Callable[[Array, Array], Array]:
-    """`[M, M]` sums over the parameters `flat [M, d]` of `(scale_i w_i - scale_j w_j)^2`; one function per platform."""
-
-    def sums(flat: Array, scale: Array) -> Array:
-        flat, (m, width) = flat.astype(jnp.float32), flat.shape
-        tiles = -(-m // _TILE)
-        tile = -(-m // tiles)
-        lower = np.tril_indices(tiles)
-        at_once = 1 if on_cpu else max(1, _DIFFERENCES // (tile * tile * _BLOCK))
-
-        def block(start: Array | int, size: int) -> Array:
-            rows = jax.lax.dynamic_slice_in_dim(flat, start, size, axis=1) * scale[:, None]
-            rows = jnp.pad(rows, ((0, tiles * tile - m), (0, 0))).reshape(tiles, tile, size)
-            two = lambda pair: jnp.sum(jnp.square(rows[pair[0]][:, None] - rows[pair[1]][None]), axis=-1)  # noqa: E731
-            return jax.lax.map(two, jnp.asarray(lower).T, batch_size=at_once)
-
-        whole = width // _BLOCK
-        total = jnp.zeros((len(lower[0]), tile, tile), jnp.float32)
-        if whole:
-            total = jax.lax.fori_loop(0, whole, lambda i, acc: acc + block(i * _BLOCK, _BLOCK), total)
-        if width % _BLOCK:
-            total += block(whole * _BLOCK, width - whole * _BLOCK)
-        both = jnp.zeros((tiles, tiles, tile, tile), jnp.float32).at[lower].set(total)
-        both = both.at[lower[::-1]].set(total.swapaxes(1, 2))
-        return both.swapaxes(1, 2).reshape(tiles * tile, tiles * tile)[:m, :m]
-
-    return sums
+    return models.sum(pairwise, scale)
 
 
 def sq_norms(models: PyTree | ByParameters) -> Array:

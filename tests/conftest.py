@@ -4,6 +4,9 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
+# The tests are for CPU devices, whatever else is here. (Where libtpu is installed, JAX would look for a TPU.)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 # Most of the suite's time is XLA compiling programs that run for a millisecond. Set before jax reads it.
 _FLAGS = [
     "--xla_backend_optimization_level=0",

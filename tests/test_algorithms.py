@@ -334,9 +334,9 @@ def test_what_crosses_between_devices(entry):
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = place.state_shapes(algorithm, key, spread)
     parameters = sum(a.size for a in jax.tree.leaves(jax.eval_shape(task.init, key)))
-    program = compiled_round.lower(algorithm, state, spread, key).compile()
+    program = compiled_round.lower(algorithm.round, state, spread, key).compile()
     assert_traffic(entry, program, parameters, m, devices)
-    program = compiled_personal_accuracy.lower(task, algorithm, key, state, spread, spread).compile()
+    program = compiled_personal_accuracy.lower(task, algorithm.personalize, key, state, spread, spread).compile()
     assert collectives(program.as_text()) == {"all-gather": [4 * m]}
     try:
         plain = jax.jit(algorithm.round).lower(key, state, spread)

@@ -222,6 +222,28 @@ def test_check_pair_refuses(make, args, options, message):
         data.check_pair(train, make(*args, **options))
 
 
+def test_hold_out_splits_each_client():
+    """Every real example is in one of the parts, which stay with their client; padding in none.
+
+    Failed with padding rows among the permuted, with one order for x and another one for y, and with ids numbered anew.
+    """
+    whole = data.from_lists(*clients(sizes=(30, 2, 7)))
+    whole = whole._replace(id=whole.id[::-1], x=whole.x.at[1, 2:].set(jnp.nan))
+    kept, held = data.hold_out(whole, 0.3, seed=1)
+    assert kept.size.tolist() == [21, 1, 5] and held.size.tolist() == [9, 1, 2]
+    for i in range(3):
+        rows = lambda d, i=i: [(*np.asarray(x), int(y)) for x, y in zip(d.x[i, : d.size[i]], d.y[i, : d.size[i]])]  # noqa: E731
+        assert sorted(rows(kept) + rows(held)) == sorted(rows(whole))
+    assert held.id.tolist() == kept.id.tolist() == whole.id.tolist()
+    assert kept.classes.tolist() == whole.classes.tolist()
+    other = data.hold_out(whole, 0.3, seed=2)[1]
+    assert not np.array_equal(other.x[0], held.x[0])
+    with pytest.raises(ValueError, match="share must be between 0 and 1, got 1"):
+        data.hold_out(whole, 1, seed=0)
+    with pytest.raises(ValueError, match="client 1 has 1 example: nothing can be held out"):
+        data.hold_out(data.from_lists(*clients(sizes=(3, 1))), 0.5, seed=0)
+
+
 def test_balanced_clients_are_equal_work_for_every_device():
     """With MNIST's sizes and 2 or 4 devices, no device has more than 1.05 times the mean number of examples.
 

@@ -102,7 +102,7 @@ def test_one_argument_shared_by_all_clients(axes):
 @pytest.mark.parametrize("case", [(3, 1, "SAME", 2, (8, 8)), (3, 2, "SAME", 2, (16, 16))], ids=str)
 def test_kernel_gradient_in_several_blocks_of_images(case, monkeypatch):
     """Fails if the last, padded block is dropped or the blocks overlap: 7 images in blocks of 2."""
-    monkeypatch.setattr("fedamp_jax.models.layers._POSITIONS", 2 * 64)
+    monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 2 * 64)
     _assert_equal_to_lax(["loop"], *_make(case, batch=7))
 
 
@@ -167,7 +167,7 @@ def test_auto_follows_the_platform_compiled_for(platform, operation):
 
 def test_bfloat16_sums_the_batch_in_float32(monkeypatch):
     """Fails if the sum over a block of images is rounded to bfloat16 (263 becomes 264) before blocks are added."""
-    monkeypatch.setattr("fedamp_jax.models.layers._POSITIONS", 263)
+    monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 263)
     x, w = jnp.ones((7, 263, 1, 1), jnp.bfloat16), jnp.zeros((3, 1, 1, 1), jnp.bfloat16)
     one = functools.partial(conv_general_dilated, lowering="loop", dimension_numbers=NHWC)
     dw = jax.jit(jax.grad(lambda w: jnp.sum(one(x, w, (1, 1), "SAME"), dtype=jnp.float32)))(w)

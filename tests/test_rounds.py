@@ -37,7 +37,7 @@ def test_numpy_data_and_traced_rounds(monkeypatch):
     fedamp_jax.run(task, algorithm, data, data, rounds=1, progress=False)
     state, key = algorithm.init(KEY, federation()), jax.random.key(1)
     plain, _ = jax.jit(lambda s: fedamp_jax.round(algorithm, s, federation(), key))(state)
-    monkeypatch.setattr(memory, "room", lambda: 1 << 40)
+    monkeypatch.setattr(memory, "room", lambda device: 1 << 40)
     again, _ = fedamp_jax.round(algorithm, state, federation()._replace(online=np.ones(8, bool)), key)
     chex.assert_trees_all_close(plain, again, rtol=1e-5, atol=1e-6)
 
@@ -225,4 +225,16 @@ def test_one_round_is_compiled_once(caplog):
         for k in range(3):
             some = data._replace(online=jnp.arange(8) > 2 * k)
             state, _ = fedamp_jax.round(algorithm, state, some, jax.random.fold_in(KEY, k))
+    assert compiled_round._cache_size() == before + 1
+
+
+def test_a_wrapped_method_shares_its_round():
+    """FedAvg-FT's round is FedAvg's. Failed when programs belonged to the algorithm and not to its function."""
+    task, data = tiny_task(), federation()
+    solver = Solver(optax.sgd(0.1), epochs=1)
+    base = fedamp_jax.fedavg(task, solver)
+    tuned = fedamp_jax.fine_tuned(task, solver, base=base)
+    before = compiled_round._cache_size()
+    for algorithm in (base, tuned):
+        fedamp_jax.round(algorithm, algorithm.init(KEY, data), data, KEY)
     assert compiled_round._cache_size() == before + 1

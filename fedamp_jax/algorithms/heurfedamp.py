@@ -25,7 +25,7 @@ def heurfedamp(
     Args:
         task: the model.
         solver: local training.
-        sigma: sharpness of the softmax over cosines, greater than 0.
+        sigma: sharpness of the softmax over cosines, greater than 0; or `attention.perplexity(k)`.
         self_weight: xi_ii, a number in [0, 1] or one per client `[M]`; Appendix C takes `1 / (N_i + 1)`.
         alpha: as in `fedamp`; here it only sets the proximal weight `lam / (2 alpha_k)`.
         lam: as in `fedamp`.
@@ -47,7 +47,7 @@ def heurfedamp(
 
     def weights(models, edges, k, data):
         own = per_client("self_weight", at_round(self_weight, k), data)
-        return attention.heurfedamp_weights(models, edges, sigma=at_round(sigma, k), self_weight=own)
+        return attention.heurfedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k), self_weight=own)
 
     explain = attention.explain if attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, penalty=proximal(alpha, lam), explain=explain, **shared)

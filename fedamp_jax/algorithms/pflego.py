@@ -11,6 +11,7 @@ from fedamp_jax.algorithms.partial import BodyState, assemble, init_body
 from fedamp_jax.checks import at_round, check_number
 from fedamp_jax.clients import for_each_client
 from fedamp_jax.minibatches import for_each_minibatch, full_gradient, share_of
+from fedamp_jax.placement.programs import repeat
 from fedamp_jax.server import sample_weights, statistics_policy
 from fedamp_jax.solver import Solver, check_parts
 from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, where
@@ -51,6 +52,8 @@ def head_steps(
 ) -> PyTree:
     """The parameters after `steps` full-batch gradient steps on the head with the body fixed (Algorithm 1, first loop).
 
+    `steps` is less than `solver.max_epochs`, as the joint step comes after them.
+
     Where the task has `features`, the data pass through the body once, whatever the number of steps.
     """
     own, body = partition(start.params, head)
@@ -74,7 +77,7 @@ def head_steps(
         gradient, _ = for_each_minibatch(solver, key_step, on_features, add, zero, shuffle=False)
         return jax.tree.map(lambda w, g: w - beta * g, own, gradient)
 
-    return combine(jax.lax.fori_loop(0, steps, step, own), body)
+    return combine(repeat(steps, step, own, at_most=solver.max_epochs - 1), body)
 
 
 def pflego(

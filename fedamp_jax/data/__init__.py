@@ -15,7 +15,7 @@ There are three steps, and each can be replaced by your own code:
 from fedamp_jax.data import partition
 from fedamp_jax.data.federations import SETTINGS, Federation, balanced, federation
 from fedamp_jax.data.sources import NAMES, Omniglot, Source, load
-from fedamp_jax.data.stack import check_pair, from_indices, from_lists, from_table
+from fedamp_jax.data.stack import check_pair, from_indices, from_lists, from_table, hold_out
 
 __all__ = [
     "NAMES",
@@ -29,6 +29,7 @@ __all__ = [
     "from_indices",
     "from_lists",
     "from_table",
+    "hold_out",
     "load",
     "partition",
 ]

@@ -31,7 +31,12 @@ class Federation(NamedTuple):
 
 
 def federation(
-    name: str = "digits", setting: str = "practical", *, data_dir: str | None = None, seed: int = 0
+    name: str = "digits",
+    setting: str = "practical",
+    *,
+    data_dir: str | None = None,
+    seed: int = 0,
+    source: Source | None = None,
 ) -> Federation:
     """Loads a data set and partitions it over clients as in Huang et al. 2021, Section 7 and Appendix C.
 
@@ -40,6 +45,7 @@ def federation(
         setting: `"iid"`, `"pathological"` (two classes per client) or `"practical"` (groups with dominating classes).
         data_dir: folder of `<name>.npz`, see `load`.
         seed: seed of the partition.
+        source: the data set, if it has been loaded already.
 
     Returns:
         A `Federation` of 100 clients; 62 for emnist, 20 for digits, which is not in the paper.
@@ -53,21 +59,21 @@ def federation(
     (20, [0, 0, 0, 0, 1, 1])
     """
     check_choice("setting", setting, SETTINGS)
-    source = load(name, data_dir)
-    if not isinstance(source, Source):
+    found = source or load(name, data_dir)
+    if not isinstance(found, Source):
         raise ValueError(f"{name}'s clients are its alphabets: use `fedamp_jax.data.partition.omniglot`")
-    y_train, y_test = source.y_train, source.y_test
+    y_train, y_test = found.y_train, found.y_test
     clients = _CLIENTS.get(name, 100)
     if setting == "iid":
         part = partition.iid(y_train, y_test, clients, seed=seed)
     elif setting == "pathological":
         part = partition.pathological(y_train, y_test, clients, seed=seed)
     else:
-        coarse = None if source.coarse_train is None else partition.superclasses(y_train, source.coarse_train)
+        coarse = None if found.coarse_train is None else partition.superclasses(y_train, found.coarse_train)
         groups = partition.practical_groups(name, coarse)
         part = partition.practical(y_train, y_test, groups, seed=seed, test_size=_TEST_SIZE.get(name, 100))
-    train = from_indices(source.x_train, y_train, part.train, classes=source.classes)
-    test = from_indices(source.x_test, y_test, part.test, classes=source.classes)
+    train = from_indices(found.x_train, y_train, part.train, classes=found.classes)
+    test = from_indices(found.x_test, y_test, part.test, classes=found.classes)
     check_pair(train, test)
     return Federation(train, test, part.groups)
 

@@ -281,6 +281,45 @@ def _check_rows(data: Data, name: str) -> None:
         )
 
 
+def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
+    """Splits each client's examples at random, for choices that must not look at the test data.
+
+    Args:
+        data: of all clients, not placed yet.
+        share: of each client's examples in the second part, between 0 and 1; rounded, and at least one in each part.
+        seed: seed of the split.
+
+    Returns:
+        Two `Data` of the same clients.
+
+    Raises:
+        ValueError: the share is not between 0 and 1, or a client has a single example.
+
+    >>> from fedamp_jax import data
+    >>> train, test, groups = data.federation("digits")
+    >>> part, validation = data.hold_out(train, 0.2, seed=0)
+    >>> train.size.tolist()[::7], part.size.tolist()[::7], validation.size.tolist()[::7]
+    ([70, 60, 40], [56, 48, 32], [14, 12, 8])
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share must be between 0 and 1, got {share}")
+    sizes = np.asarray(data.size)
+    for i in np.flatnonzero(sizes < 2):
+        raise ValueError(f"client {i} has {sizes[i]} example: nothing can be held out")
+    held = np.clip(np.round(share * sizes).astype(int), 1, sizes - 1)
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(n) for n in sizes]
+    x, y = np.asarray(data.x), np.asarray(data.y)
+
+    def part(rows: list[np.ndarray]) -> Data:
+        made = from_lists([x[i][r] for i, r in enumerate(rows)], [y[i][r] for i, r in enumerate(rows)],
+                          classes=np.asarray(data.classes))  # fmt: skip
+        return made._replace(id=data.id, online=data.online)
+
+    kept = [order[h:] for order, h in zip(orders, held, strict=True)]
+    return part(kept), part([order[:h] for order, h in zip(orders, held, strict=True)])
+
+
 def check_pair(train: Data, test: Data) -> None:
     """Checks that `train` and `test` are consistent, and belong to the same clients in the same order.
 

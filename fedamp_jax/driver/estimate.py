@@ -33,4 +33,4 @@ def estimate(algorithm: Algorithm, data: Data, placement: Placement | None = Non
     key = jax.eval_shape(lambda: jax.random.key(0))
     abstract = placement.shapes(data)
     state = placement.state_shapes(algorithm, key, abstract)
-    return placement.estimate(compiled_round, (algorithm,), state, abstract, key)
+    return placement.estimate(compiled_round, (algorithm.round,), state, abstract, key)

@@ -1,6 +1,7 @@
 """Each client's accuracy under its own model."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fedamp_jax.driver.rounds import fitted
+from fedamp_jax.placement.jitted import Jitted
 from fedamp_jax.trees import check_float32
 from fedamp_jax.types import Algorithm, Array, Data, Task, Variables
 
@@ -76,7 +78,7 @@ def evaluate(task: Task, variables: Variables, data: Data) -> Array:
     return data.placement.call(compiled_accuracies, (task,), variables, data)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Jitted, static_argnums=0)
 def compiled_accuracies(task: Task, variables: Variables, data: Data) -> Array:
     """`[M]` float32; a padding client's is 0."""
     place = data.placement
@@ -109,17 +111,17 @@ def _accuracies(task: Task, variables: Variables, data: Data) -> Array:
 def personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
     """`evaluate` of `algorithm.personalize`, as one program; `[M]` float32."""
     train = fitted(algorithm, state, train, key)
-    return train.placement.call(compiled_personal_accuracy, (task, algorithm), key, state, train, test)
+    return train.placement.call(compiled_personal_accuracy, (task, algorithm.personalize), key, state, train, test)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(Jitted, static_argnums=(0, 1))
 def compiled_personal_accuracy(
-    task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data
+    task: Task, personalize: Callable[..., Variables], key: Array, state: Any, train: Data, test: Data
 ) -> Array:
     """The program of `personal_accuracy`."""
     place = train.placement
 
     def accuracies(key: Array, state: Any, train: Data, test: Data) -> Array:
-        return _accuracies(task, algorithm.personalize(key, state, train), test)
+        return _accuracies(task, personalize(key, state, train), test)
 
     return place.replicate(place.program(accuracies)(key, state, train, test))

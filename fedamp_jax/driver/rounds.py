@@ -16,28 +16,31 @@ from fedamp_jax.types import Algorithm, Array, Data, Info
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def compiled_round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
-    """`algorithm.round`, whose results lie where those of every round do."""
-    state, info = data.placement.program(algorithm.round)(key, state, data)
+def compiled_round(one_round: Callable[..., Any], state: Any, data: Data, key: Array) -> tuple[Any, Info]:
+    """An algorithm's `round`, whose results lie where those of every round do.
+
+    By the function, not by the algorithm: one that wraps another, such as `fine_tuned`, shares its program.
+    """
+    state, info = data.placement.program(one_round)(key, state, data)
     return data.placement.settle(state, data.y.shape[0]), data.placement.replicate(info)
 
 
 @functools.lru_cache(maxsize=64)
-def _need(algorithm: Algorithm, placement: Placement, tree: Any, kinds: tuple) -> memory.Need | None:
+def _need(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> memory.Need | None:
     """What a round of arguments of these kinds takes; it is compiled for this, and not again when it is called."""
-    return memory.need_if_compiled(_traced(algorithm, placement, tree, kinds).lower())
+    return memory.need_if_compiled(_traced(one_round, placement, tree, kinds).lower())
 
 
 @functools.lru_cache(maxsize=64)
-def _chosen(algorithm: Algorithm, placement: Placement, tree: Any, kinds: tuple) -> int:
+def _chosen(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> int:
     """How many clients such a round trains side by side."""
-    return most_together(_traced(algorithm, placement, tree, kinds).jaxpr)
+    return most_together(_traced(one_round, placement, tree, kinds).jaxpr)
 
 
-def _traced(algorithm: Algorithm, placement: Placement, tree: Any, kinds: tuple) -> jax.stages.Traced:
+def _traced(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> jax.stages.Traced:
     shapes = [jax.ShapeDtypeStruct(*kind[:2], weak_type=kind[2], sharding=kind[3]) for kind in kinds]
     state, data, key = jax.tree.unflatten(tree, shapes)
-    return compiled_round.trace(algorithm, state, data._replace(placement=placement), key)
+    return compiled_round.trace(one_round, state, data._replace(placement=placement), key)
 
 
 def _kinds(state: Any, data: Data, key: Array) -> tuple[Any, tuple]:
@@ -50,7 +53,7 @@ def _kinds(state: Any, data: Data, key: Array) -> tuple[Any, tuple]:
 
 def need_of(algorithm: Algorithm, state: Any, data: Data, key: Array, placement: Placement) -> memory.Need | None:
     """What a round takes of each device, None if the compiler refuses it; compiled once for arguments of one kind."""
-    return _need(algorithm, placement, *_kinds(state, data, key))
+    return _need(algorithm.round, placement, *_kinds(state, data, key))
 
 
 def fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> Data:
@@ -58,7 +61,8 @@ def fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> Data:
     if any(isinstance(a, Tracer) for a in jax.tree.leaves((state, data, key))):
         return data
     kinds, place = _kinds(state, data, key), data.placement
-    fitting = place.fitting(lambda tried: _need(algorithm, tried, *kinds), lambda: _chosen(algorithm, place, *kinds))
+    one_round = algorithm.round
+    fitting = place.fitting(lambda tried: _need(one_round, tried, *kinds), lambda: _chosen(one_round, place, *kinds))
     return data._replace(placement=fitting)
 
 
@@ -97,7 +101,7 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     taken = functools.partial(need_of, algorithm, state, data, key, data.placement)
     with memory.explained(taken):
         placed = fitted(algorithm, state, data, key)
-        state, info = placed.placement.call(compiled_round, (algorithm,), state, placed, key)
+        state, info = placed.placement.call(compiled_round, (algorithm.round,), state, placed, key)
     # Reading the error waits for the round, so only algorithms that can fail have one.
     if info.error is not None and not isinstance(info.error, Tracer) and int(info.error):
         assert algorithm.explain is not None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import fedamp_jax
 from fedamp_jax import Algorithm, Task
 from fedamp_jax.data import Federation
-from fedamp_jax.experiments import command_line, fedamp_paper, paper_values, run_folder
+from fedamp_jax.experiments import command_line, dry_run, fedamp_paper, paper_values, run_folder
 from fedamp_jax.experiments.command_line import Unused
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.train import train_methods
@@ -75,11 +75,16 @@ def make_algorithms(options: Options, federation: Federation, task: Task) -> dic
     return {name: fedamp_jax.fedamp(task, solver, **{**base, **v.change(sigma, m)}) for name, v in VARIANTS.items()}
 
 
-def execute(options: Options, folder: Path) -> RunResults:
-    """Train every chosen variant, writing results into `folder` after each one; returns the results."""
+def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
+    """The clients, the model, and every variant by its name."""
     federation = fedamp_paper.load(options, "practical")
     task = fedamp_paper.make_task(options, federation)
-    algorithms = make_algorithms(options, federation, task)
+    return federation, task, make_algorithms(options, federation, task)
+
+
+def execute(options: Options, folder: Path) -> RunResults:
+    """Train every chosen variant, writing results into `folder` after each one; returns the results."""
+    federation, task, algorithms = prepare(options)
     results = train_methods("ablation", options, folder, federation, task, algorithms, {})
     run_folder.write_files(results, folder)
     run_folder.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
@@ -89,4 +94,8 @@ def execute(options: Options, folder: Path) -> RunResults:
 def main() -> None:
     """Run from the command line."""
     with command_line.experiment(Options, __doc__, "ablation") as (options, folder):
-        execute(fedamp_paper.finish(options, "practical"), folder)
+        options = fedamp_paper.finish(options, "practical")
+        if options.dry_run is not None:
+            federation, _, algorithms = prepare(options)
+            return dry_run.show(options, federation, {"FedAMP": algorithms["base"]})
+        execute(options, folder)

@@ -58,6 +58,8 @@ class Options:
     """Number of devices to spread the clients over. Default: all; a CPU is split into one device per core."""
     offload: bool = False
     """Keep the clients in the host's memory and move --chunk of them at a time to a device that cannot hold all."""
+    dry_run: str | None = None
+    """Only print what a round takes on v5e:2x4 (eight TPU v5e), h100, h100:2 or here; none of them is needed."""
     resume: bool = False
     """Continue an interrupted run with the same settings."""
     quick: bool = False

@@ -16,9 +16,10 @@ from typing import Literal
 import tyro
 
 import fedamp_jax
+from fedamp_jax import Algorithm, Task
 from fedamp_jax.checks import check_integer
-from fedamp_jax.data import Federation, Source, check_pair, from_indices, from_lists, load, partition
-from fedamp_jax.experiments import command_line, grid, paper_values, pflego_paper, run_folder
+from fedamp_jax.data import Federation, check_pair, from_indices, from_lists, partition
+from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, pflego_paper, run_folder
 from fedamp_jax.experiments.paper_values import Degree
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.train import train_methods
@@ -70,8 +71,8 @@ def variants_of(command: Command) -> list[grid.Variant]:
 
 def make_federation(options: Options) -> Federation:
     """The clients of one degree."""
-    source = load(options.dataset, options.data_dir)
-    assert isinstance(source, Source) and options.clients is not None  # `variants_of` has set the clients
+    source = dry_run.source(options)
+    assert options.clients is not None  # `variants_of` has set the clients
     held = {"high": 2, "medium": source.classes // 2, "none": source.classes}[options.degree]
     part = partition.degrees(source.y_train, source.y_test, options.clients, held, seed=options.seed)
     if options.labels == "own":
@@ -85,13 +86,18 @@ def make_federation(options: Options) -> Federation:
     return Federation(train, test, None)
 
 
-def execute(options: Options, folder: Path) -> RunResults:
-    """Train every chosen method on one degree, writing results into `folder`; returns the results."""
+def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
+    """The clients of one degree, the model, and every method by its name."""
     federation = make_federation(options)
     shape = federation.train.x.shape[2:]
     model = fedamp_jax.models.cifar_cnn if options.dataset == "cifar10" else fedamp_jax.models.mlp
     task = model(int(federation.train.classes.max()), shape=shape)
-    algorithms = pflego_paper.make_algorithms(options, task, paper_values.PFLEGO_METHODS)
+    return federation, task, pflego_paper.make_algorithms(options, task, paper_values.PFLEGO_METHODS)
+
+
+def execute(options: Options, folder: Path) -> RunResults:
+    """Train every chosen method on one degree, writing results into `folder`; returns the results."""
+    federation, task, algorithms = prepare(options)
     paper = {}
     if paper_values.as_in_pflego_tables(vars(options)):
         table = {name: paper_values.PFLEGO_TABLE1.get((options.dataset, options.degree, name)) for name in algorithms}
@@ -106,4 +112,8 @@ def execute(options: Options, folder: Path) -> RunResults:
 def main() -> None:
     """Run from the command line."""
     with command_line.experiment(Command, __doc__, "degrees") as (command, folder):
-        grid.run("degrees", variants_of(command), command.seeds, folder, execute)
+        variants = variants_of(command)
+        if command.dry_run is not None:
+            federation, _, algorithms = prepare(variants[0].options)
+            return dry_run.show(variants[0].options, federation, algorithms)
+        grid.run("degrees", variants, command.seeds, folder, execute)

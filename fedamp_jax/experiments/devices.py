@@ -15,7 +15,15 @@ from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh, split_cpu
 
 
 def use_devices(options: Any) -> None:
-    """Split a CPU into `--devices`, by default one per core; not when several processes compute together."""
+    """Split a CPU into `--devices`, by default one per core; not when several processes compute together.
+
+    A dry run for an accelerator is done by the CPU, and leaves an accelerator that is here to others.
+    """
+    if options.dry_run not in (None, "here"):
+        if options.devices is not None:
+            raise ValueError(f"--dry-run {options.dry_run} names the devices: leave out --devices {options.devices}")
+        jax.config.update("jax_platforms", "cpu")
+        return
     if options.devices is not None:
         check_integer("--devices", options.devices, low=1)
     if options.offload and (options.devices or 1) > 1:

@@ -61,6 +61,7 @@ class Options(fedamp_paper.Options):
     sigma_sweep: Unused[bool] = False
     devices: Unused[int | None] = None
     offload: Unused[bool] = False
+    dry_run: Unused[str | None] = None
 
 
 class Fault(NamedTuple):

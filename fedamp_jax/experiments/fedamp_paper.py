@@ -13,7 +13,7 @@ from fedamp_jax import Algorithm, Solver, Task
 from fedamp_jax.algorithms.registry import Setup, make_all
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data import Federation
-from fedamp_jax.experiments import command_line, grid, paper_values, plotting, report, run_folder
+from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, plotting, report, run_folder
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.sweep import sweep_sigma
 from fedamp_jax.experiments.train import train_methods
@@ -109,7 +109,8 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
 
 def load(options: Options, setting: str) -> Federation:
     """The clients, in an order that gives every device a similar amount of work."""
-    clients = fedamp_jax.data.federation(options.dataset, setting, data_dir=options.data_dir, seed=options.seed)
+    source = dry_run.source(options)
+    clients = fedamp_jax.data.federation(options.dataset, setting, seed=options.seed, source=source)
     return fedamp_jax.data.balanced(clients)
 
 
@@ -158,8 +159,11 @@ def main(setting: str) -> None:
     with command_line.experiment(Command, text, setting) as (command, folder):
         if command.sigma_sweep and len(command.seeds) > 1:
             raise ValueError("--sigma-sweep is for a single seed: leave it out, or give --seed instead of --seeds")
-        train = functools.partial(execute, setting)
-        grid.run(setting, variants_of(command, setting), command.seeds, folder, train)
+        variants = variants_of(command, setting)
+        if command.dry_run is not None:
+            federation, _, algorithms = prepare(setting, variants[0].options)
+            return dry_run.show(variants[0].options, federation, algorithms)
+        grid.run(setting, variants, command.seeds, folder, functools.partial(execute, setting))
 
 
 def variants_of(command: Command, setting: str) -> list[grid.Variant]:
@@ -174,11 +178,16 @@ def variants_of(command: Command, setting: str) -> list[grid.Variant]:
     return variants
 
 
-def execute(setting: str, options: Options, folder: Path) -> RunResults:
-    """Train every chosen method, writing results into `folder` after each one; returns the results."""
+def prepare(setting: str, options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
+    """The clients, the model, and every method by its name."""
     federation = load(options, setting)
     task = make_task(options, federation)
-    algorithms = make_algorithms(setting, options, federation, task)
+    return federation, task, make_algorithms(setting, options, federation, task)
+
+
+def execute(setting: str, options: Options, folder: Path) -> RunResults:
+    """Train every chosen method, writing results into `folder` after each one; returns the results."""
+    federation, task, algorithms = prepare(setting, options)
     paper = {}
     if paper_values.as_in_tables(vars(options)):
         paper = {n: v for (s, d, n), v in paper_values.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}

@@ -24,8 +24,9 @@ import jax
 import numpy as np
 
 import fedamp_jax
+from fedamp_jax import Algorithm, Task
 from fedamp_jax.data import Federation, Omniglot, Source, check_pair, from_lists, load, partition
-from fedamp_jax.experiments import command_line, grid, paper_values, pflego_paper, run_folder
+from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, pflego_paper, run_folder
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.train import train_methods
 
@@ -86,19 +87,24 @@ def digits_substitute(source: Source, seed: int) -> Federation:
     return Federation(train, test, None)
 
 
-def execute(options: Options, folder: Path) -> RunResults:
-    """Train every chosen method, writing results into `folder`; returns the results."""
+def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
+    """The clients, the model, and every method by its name."""
     source = load(options.dataset, options.data_dir)
     if isinstance(source, Omniglot):
-        if options.chunk is None and jax.default_backend() == "cpu":
-            # The activations of a full batch of 3,300 drawings take gigabytes, and a CPU does not say what it has.
-            options = dataclasses.replace(options, chunk=1)
         federation = alphabets(source, options.rotations or "train", options.seed)
         model = fedamp_jax.models.omniglot_cnn
     else:
         federation, model = digits_substitute(source, options.seed), fedamp_jax.models.mlp
     task = model(int(federation.train.classes.max()), shape=federation.train.x.shape[2:])
-    algorithms = pflego_paper.make_algorithms(options, task, paper_values.OMNIGLOT_METHODS)
+    return federation, task, pflego_paper.make_algorithms(options, task, paper_values.OMNIGLOT_METHODS)
+
+
+def execute(options: Options, folder: Path) -> RunResults:
+    """Train every chosen method, writing results into `folder`; returns the results."""
+    federation, task, algorithms = prepare(options)
+    if options.dataset == "omniglot" and options.chunk is None and jax.default_backend() == "cpu":
+        # The activations of a full batch of 3,300 drawings take gigabytes, and a CPU does not say what it has.
+        options = dataclasses.replace(options, chunk=1)
     paper = {}
     if paper_values.as_in_pflego_tables(vars(options)) and options.dataset == "omniglot":
         paper = {name: paper_values.PFLEGO_TABLE2[name][0] for name in algorithms}
@@ -128,4 +134,8 @@ def variants_of(command: Command) -> list[grid.Variant]:
 def main() -> None:
     """Run from the command line."""
     with command_line.experiment(Command, __doc__, "omniglot") as (command, folder):
-        grid.run("omniglot", variants_of(command), command.seeds, folder, execute)
+        variants = variants_of(command)
+        if command.dry_run is not None:
+            federation, _, algorithms = prepare(variants[0].options)
+            return dry_run.show(variants[0].options, federation, algorithms)
+        grid.run("omniglot", variants, command.seeds, folder, execute)

@@ -25,7 +25,7 @@ from fedamp_jax.experiments.schema import Head, Results, RunResults
 console = Console()
 
 # Where a run writes and how it is spread over a machine do not change what it computes.
-NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload")
+NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload", "dry_run")
 
 
 def settings_of(options: Any) -> dict[str, Any]:

@@ -224,7 +224,7 @@ class FaultySettings(Settings):
 
 _SETTINGS = {
     "iid": ModelSettings, "pathological": ModelSettings, "practical": ModelSettings, "ablation": AblationSettings,
-    "faulty": FaultySettings,
+    "faulty": FaultySettings, "attention": ModelSettings,
 }  # fmt: skip
 _METHODS = {"degrees": ScoredMethodResults, "omniglot": ScoredMethodResults}
 

@@ -17,16 +17,14 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from fedamp_jax.checks import check_choice, check_integer
+from fedamp_jax.models import winograd
+from fedamp_jax.models.blocks import map_blocks
 from fedamp_jax.platforms import on_platform
 from fedamp_jax.types import Array
 
 LOWERINGS = ("auto", "loop", "patches", "xla")
 
 _NHWC = ("NHWC", "HWIO", "NHWC")
-# The kernel's gradient sums over B * H * W positions. The operands of a block of about this many positions fit into a
-# CPU core's level-2 cache: for 14x14x32 -> 64 channels and a batch of 100, one core takes 38 ms without blocks and
-# 16 ms with blocks of 5 or 10 images. With 500 to 2000 positions, ResNet18's layers are within 10 % of their best time.
-_POSITIONS = 2048
 
 
 def conv_general_dilated(
@@ -166,11 +164,8 @@ def _each_client(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _loop(x: Array, w: Array, strides, pads, precision) -> Array:
-    """Computes value and gradients by plain convolutions, one client at a time."""
-    plain = functools.partial(lax.conv_general_dilated, dimension_numbers=_NHWC, precision=precision)
-    forward = _each_client(lambda x, w: _plain(x, w, strides, pads, precision))
-    to_input = _each_client(lambda dy, w: _input_gradient(plain, dy, w, x.shape, strides, pads))
-    to_kernel = _each_client(lambda x, dy: _kernel_gradient(plain, x, dy, w.shape, strides, pads))
+    """Computes value and gradients by what is fastest for one client of this shape, one client at a time."""
+    forward, to_input, to_kernel = map(_each_client, choose(x.shape, w.shape, x.dtype, strides, pads, precision))
 
     @jax.custom_vjp
     def convolve(x, w):
@@ -182,6 +177,36 @@ def _loop(x: Array, w: Array, strides, pads, precision) -> Array:
 
     convolve.defvjp(lambda x, w: (forward(x, w), (x, w)), backward)
     return convolve(x, w)
+
+
+def choose(shape, kernel, dtype, strides, pads, precision) -> tuple[Callable[..., Array], ...]:
+    """Chooses how a CPU computes a convolution of one client, by its shape.
+
+    Args:
+        shape: `[B, H, W, I]` of the images.
+        kernel: `[k, l, I, O]` of the kernel.
+        dtype: of both.
+        strides: along H and W.
+        pads: `((low, high), (low, high))`, not negative.
+        precision: of products.
+
+    Returns:
+        Three functions: the value of `(x, w)`, the gradient with respect to the input of `(dy, w)`, and the gradient
+        with respect to the kernel of `(x, dy)`.
+    """
+    few = min(kernel[2:]) < 64  # then Winograd's transforms cost more than they save
+    if kernel[:2] == (3, 3) and strides == (1, 1) and max(map(max, pads)) <= 2 and not few and dtype.itemsize >= 4:
+        return (
+            functools.partial(winograd.forward, pads=pads, precision=precision),
+            functools.partial(winograd.to_input, shape=shape, pads=pads, precision=precision),
+            functools.partial(winograd.to_kernel, pads=pads, precision=precision),
+        )
+    plain = functools.partial(lax.conv_general_dilated, dimension_numbers=_NHWC, precision=precision)
+    return (
+        functools.partial(_plain, strides=strides, pads=pads, precision=precision),
+        lambda dy, w: _input_gradient(plain, dy, w, shape, strides, pads),
+        lambda x, dy: _kernel_gradient(plain, x, dy, kernel, strides, pads),
+    )
 
 
 def _input_gradient(plain, dy: Array, w: Array, shape, strides, pads) -> Array:
@@ -217,27 +242,23 @@ def _kernel_gradient(plain, x: Array, dy: Array, shape, strides, pads) -> Array:
 
     It is computed in blocks of images that fit into the cache.
     """
-    batch, height, width = dy.shape[:3]
-    area = max(height * width, x.shape[1] * x.shape[2] // 2)  # with a stride, x is larger than dy
-    blocks = -(-batch // max(1, min(batch, round(_POSITIONS / area))))
-    size = -(-batch // blocks)
+    (height, width), images = dy.shape[1:3], x.shape[1] * x.shape[2]
     wide = jnp.float32 if dy.dtype.itemsize < 4 else dy.dtype  # do not sum over images in bfloat16
     # The high padding leaves exactly one output per tap; it is negative if the stride leaves input unread.
     windows = [
         (low, k + (m - 1) * s - n - low)
         for (low, _), k, m, s, n in zip(pads, shape[:2], dy.shape[1:3], strides, x.shape[1:3], strict=True)
     ]
-    rest = ((0, blocks * size - batch), (0, 0), (0, 0), (0, 0))
-    parts = tuple(jnp.pad(a, rest).reshape(blocks, size, *a.shape[1:]) for a in (x, dy))
 
-    def part(block):
+    def part(x, dy):
         return plain(
-            block[0].transpose(3, 1, 2, 0), block[1].transpose(1, 2, 0, 3), (1, 1), windows, rhs_dilation=strides,
+            x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3), (1, 1), windows, rhs_dilation=strides,
             preferred_element_type=wide,
         )  # fmt: skip
 
-    # `lax.map` and a sum instead of a scan, whose zero initial value would not vary over devices under `shard_map`.
-    return jnp.sum(lax.map(part, parts), 0).transpose(1, 2, 0, 3).astype(dy.dtype)
+    # A sum instead of a scan, whose zero initial value would not vary over devices under `shard_map`.
+    area = max(height * width, images // 2)  # with a stride, x is larger than dy
+    return jnp.sum(map_blocks(part, area, x, dy), 0).transpose(1, 2, 0, 3).astype(dy.dtype)
 
 
 def conv(

@@ -16,7 +16,9 @@ from fedamp_jax.placement.programs import flops
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _LOOP = re.compile(r" while\(.*condition=%?([\w.\-]+), body=%?([\w.\-]+)")
-_CALLED = re.compile(r"(?:to_apply=|branch_computations=\{|called_computations=\{)%?([\w.\-]+)")
+_CALLED = re.compile(r"(?:to_apply|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
+_CALLS = ("call", "conditional", "async-start")
+_BOUND = re.compile(r'known_trip_count":\{"n":"(\d+)"|op_name="[^"]*at_most_(\d+)[()]*/while"')
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
 # The compiler estimates nothing for these though they move as many bytes as their result has, there and back.
 _UNESTIMATED = {"select-and-scatter", "sort", "gather", "scatter", "fusion", "reduce-window"}
@@ -110,8 +112,8 @@ def _cycles(program: str, device: Accelerator) -> float:
                 total += int(estimate[1])
             elif loop:
                 total += _repetitions(line, computations[loop[1]]) * of(loop[2])
-            elif (instruction := _INSTRUCTION.match(line)) and instruction[2] in ("call", "conditional"):
-                total += max((of(called) for called in _CALLED.findall(line)), default=0.0)
+            elif (instruction := _INSTRUCTION.match(line)) and instruction[2] in _CALLS:
+                total += max((of(called) for called in _called(line)), default=0.0)
             elif instruction and instruction[2] in _UNESTIMATED:
                 total += 2 * memory.shape_bytes(instruction[1]) * per_byte
         return total
@@ -125,12 +127,17 @@ def _computations(program: str) -> Iterator[tuple[str, list[str]]]:
         yield ("ENTRY" if found[1] else found[2]), found[3].splitlines()
 
 
+def _called(instruction: str) -> list[str]:
+    """The computations that a call, or one of several branches, may run."""
+    return [name for names in _CALLED.findall(instruction) for name in re.findall(r"[\w.\-]+", names)]
+
+
 def _repetitions(loop: str, condition: list[str]) -> int:
-    """How often a loop's body runs at most."""
-    known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop) or re.findall(r"at_most_(\d+)[()]*/while", loop)
-    if known:
-        return int(known[-1] if isinstance(known, list) else known[1])
-    constants = re.findall(r"constant\((\d+)\)", "\n".join(condition))
+    """How often a loop's body runs at most: as XLA or `repeat` says, or until the one constant of its condition."""
+    bound = _BOUND.search(loop)
+    if bound:
+        return int(bound[1] or bound[2])
+    constants = set(re.findall(r"constant\((\d+)\)", "\n".join(condition)))
     if len(constants) == 1:
-        return int(constants[0])
+        return int(constants.pop())
     raise ValueError(f"it cannot be told how often this loop runs: {loop[:200]}")

@@ -91,6 +91,9 @@ class InHostMemory(Placement):
             program, out = traced(compiled.__wrapped__, static, tree, _kinds(leaves))
             return jax.tree.unflatten(out, jaxpr_as_fun(program)(*leaves))
 
+    def compile(self, compiled: Any, static: tuple, *shapes: Any) -> None:
+        """Nothing: the pieces of a round are compiled when they are first needed."""
+
     def fitting(self, need: Any, chosen: Any) -> Placement:
         return self
 

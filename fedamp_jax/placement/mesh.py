@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedamp_jax.checks import check_integer, check_type
+from fedamp_jax.placement.jitted import Jitted
 from fedamp_jax.placement.placement import ByParameters, D, Placement, in_chunks
 from fedamp_jax.placement.programs import OneClient
 
@@ -180,7 +181,7 @@ class OnMesh(Placement):
 
     def init(self, algorithm: Any, key: Array, data: Any) -> Any:
         """`algorithm.init(key, data)`; no device holds more of it than its own clients' part."""
-        return _init(algorithm, key, data)
+        return _init(algorithm.init, key, data)
 
     def shapes(self, data: Any) -> Any:
         rows = self.rows(data.clients)
@@ -271,9 +272,9 @@ class OnMesh(Placement):
             ) from error
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _init(algorithm: Any, key: Array, data: Any) -> Any:
-    made = data.placement.program(algorithm.init)(key, data)
+@functools.partial(Jitted, static_argnums=0)
+def _init(init: Callable[..., Any], key: Array, data: Any) -> Any:
+    made = data.placement.program(init)(key, data)
     return data.placement.settle(made, data.y.shape[0])
 
 

@@ -140,6 +140,10 @@ class Placement:
         """
         return compiled(*static, *args)
 
+    def compile(self, compiled: Any, static: tuple, *shapes: Any) -> None:
+        """Compile what `call` with such arguments will run, which then finds it; the arguments may be abstract."""
+        compiled.lower(*static, *shapes).compile()
+
     def program(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn`, to be compiled for this placement: `jax.jit(placement.program(fn))`."""
         return fn

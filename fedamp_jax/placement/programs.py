@@ -112,24 +112,22 @@ def array_bytes(a: Any) -> int:
     return math.prod(a.shape) * width
 
 
-def flops(program: ClosedJaxpr) -> float:
+def flops(program: ClosedJaxpr | Jaxpr) -> float:
     """Floating point operations of the matrix products and convolutions of a jaxpr, with all repetitions.
 
-    Of implementations for several platforms the one with the fewest counts, of a loop its bound (see `repeat`). What
-    no result depends on, such as the gradient with respect to the data, does not count.
+    Of implementations for several platforms the general one counts, not one that needs fewer operations; of branches
+    the longest, of a loop its bound (see `repeat`). What no result depends on, such as the gradient with respect to the
+    data, does not count.
 
     >>> import jax.numpy as jnp
     >>> flops(jax.make_jaxpr(lambda a: lax.fori_loop(0, 3, lambda i, a: a @ a, a))(jnp.ones((10, 10))))
     6000.0
     """
-    used, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
-    return _flops(used)
-
-
-def _flops(program: Any) -> float:
     total = 0.0
-    for eqn in getattr(program, "jaxpr", program).eqns:
-        name, parts = eqn.primitive.name, [_flops(inner) for inner in inside(eqn)]
+    jaxpr: Any = getattr(program, "jaxpr", program)
+    used: Any = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+    for eqn in used.eqns:
+        name, parts = eqn.primitive.name, [flops(inner) for inner in inside(eqn)]
         if name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
             inner = np.prod([eqn.invars[0].aval.shape[axis] for axis in contracted])
@@ -138,7 +136,7 @@ def _flops(program: Any) -> float:
             kernel, features = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec[0]
             total += 2.0 * np.prod(eqn.outvars[0].aval.shape) * np.prod(kernel) / kernel[features]
         elif name == "cond":
-            total += min(parts)
+            total += parts[-1] if eqn.params.get("branches_platforms") else max(parts)
         elif name == "shard_map":
             total += sum(parts) * eqn.params["mesh"].size
         elif name == "while":

@@ -5,6 +5,7 @@ They are used literally: exp(-t / sigma) underflows to 0 beyond t / sigma = 745.
 """
 
 import numpy as np
+from scipy.optimize import brentq
 
 from .trees import combine, flatten
 
@@ -69,6 +70,31 @@ def heuristic_weights(models, *, sigma, self_weight, online=None, stale="exclude
     w = [flatten(model) for model in models]
     cosine = np.array([[a @ b / np.sqrt((a @ a) * (b @ b)) for b in w] for a in w])
     return _fill(np.exp(sigma * (cosine - 1)), self_weight, online, stale)  # e^-sigma cancels in the ratio
+
+
+def perplexity_weights(t, k, self_weight):
+    """Rows p_j ~ exp(-t_j / sigma_i) whose perplexity exp(-sum p log p) is k (Hinton and Roweis 2002), in float64.
+
+    t is a matrix of distances; sigma_i is found with SciPy's root finder.
+    """
+    m = len(t)
+    xi = np.diag(np.broadcast_to(self_weight, m).astype(np.float64))
+    for i in range(m):
+        others = np.delete(np.arange(m), i)
+        away = t[i, others] - t[i, others].min()
+
+        def row(log_sigma, away=away):
+            p = np.exp(-away / np.exp(log_sigma))
+            return p / p.sum()
+
+        def excess(log_sigma, row=row):
+            p = row(log_sigma)
+            p = p[p > 0]
+            return -np.sum(p * np.log(p)) - np.log(k)
+
+        scale = np.log(away.max())
+        xi[i, others] = row(brentq(excess, scale - 40, scale + 12, xtol=1e-12)) * (1 - xi[i, i])
+    return xi
 
 
 def cloud(xi, models):

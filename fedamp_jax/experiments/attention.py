@@ -1,0 +1,191 @@
+"""Which attention earns its keep? FedAMP with other weights, the same setting for every data set.
+
+    python experiments/attention.py --seeds 0 1 2                      # the bundled digits, judged on validation data
+    python experiments/attention.py --dataset cifar100 --data-dir DIR --model mlp --rounds 20
+    python experiments/attention.py --judge test --methods FedAMP perplexity-8 groups mean
+
+Every variant is FedAMP as in `practical.py` but for its attention weights. Choose one by `--judge validation`, for
+which each client trains on 80 % of its examples and is judged by the rest; then judge it once by the test data.
+`groups` knows the true groups, and `mean` hears everybody alike: what lies between them is all that attention can win.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+import fedamp_jax
+from fedamp_jax import Algorithm, Task, attention, server
+from fedamp_jax.algorithms.fedamp import ALPHA, proximal
+from fedamp_jax.attention import Memory, normalize, perplexity
+from fedamp_jax.clients import per_client
+from fedamp_jax.data import Federation, hold_out
+from fedamp_jax.experiments import command_line, fedamp_paper, grid, paper_values, run_folder
+from fedamp_jax.experiments.command_line import Unused
+from fedamp_jax.experiments.schema import RunResults
+from fedamp_jax.experiments.train import train_methods
+from fedamp_jax.placement import ByParameters
+from fedamp_jax.trees import head_mask, partition
+
+Score = Callable[..., Any]
+"""`(distances [M, M], edges [M, M]) -> scores [M, M]` whose softmax are the weights of the others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(fedamp_paper.Options):
+    """The settings of one run."""
+
+    methods: tuple[str, ...] = ("all",)
+    """Variants to train, by name (FedAMP, perplexity-8, ...), or all."""
+    judge: Literal["validation", "test"] = "validation"
+    """Judge by a fifth of each client's training data, which it does not train on; or by the test data."""
+    sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
+    sigma_sweep: Unused[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Command(Options):
+    """The options of the command."""
+
+    seeds: tuple[int, ...] = ()
+    """Several seeds instead of --seed; mean and standard deviation are reported."""
+
+
+def softmax_of(k: Any) -> Score:
+    """Scores of perplexity k."""
+
+    def score(t: jax.Array, edges: jax.Array) -> jax.Array:
+        return -t / attention.scales(lambda sigma: -t / sigma, t, edges, jnp.float32(k))
+
+    return score
+
+
+def largest_gap(t: jax.Array, edges: jax.Array) -> jax.Array:
+    """Equal scores for all before the largest gap in a client's sorted distances, none for those behind it."""
+    far = jnp.where(edges, t, jnp.inf)
+    near = jnp.sort(far, axis=1)
+    gaps = jnp.where(jnp.isfinite(near[:, 1:]), near[:, 1:] - near[:, :-1], -jnp.inf)
+    last = jnp.take_along_axis(near, jnp.argmax(gaps, axis=1)[:, None], axis=1)
+    return jnp.where(far <= last, 0.0, -jnp.inf)
+
+
+def by_layer(models: ByParameters, edges: jax.Array) -> jax.Array:
+    """Squared distances, those of each layer relative to their mean."""
+    total = jnp.zeros(edges.shape, jnp.float32)
+    for leaf in jax.tree.leaves(models.tree):
+        t = server.sq_dists(models.placement.by_parameters(leaf))
+        total += t / jnp.maximum(jnp.mean(t), 1e-30)
+    return total
+
+
+def make_algorithms(options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
+    """Every variant by its name."""
+    solver = fedamp_paper.make_solver(options)
+    self_weight = jnp.asarray(paper_values.self_weights("practical", federation), jnp.float32)
+    published = fedamp_paper.make_algorithms("practical", options, federation, task)
+    groups = jnp.asarray(federation.groups)
+    m = len(federation.train.size)
+
+    def variant(weights: Callable[..., Any], memory: Memory | None = None) -> Algorithm:
+        """FedAMP with `weights(models, edges, k, own, *remembered) -> [M, M]`."""
+
+        def of_round(models: ByParameters, edges: Any, k: Any, data: Any, *remembered: Any) -> Any:
+            own = per_client("self_weight", self_weight, data)
+            return weights(models, edges, k, own, *remembered)
+
+        penalty = proximal(ALPHA, paper_values.LAMBDA)
+        return fedamp_jax.attentive(task, solver, of_round, memory=memory, penalty=penalty)
+
+    def by_score(score: Score, models: ByParameters, edges: Any, k: Any, own: Any) -> Any:
+        return normalize(score(server.sq_dists(models), edges), edges, own)
+
+    def fixed(score: Any) -> Callable[..., Any]:
+        """Scores that the models do not decide; on a mesh the rows of padding clients are filled up."""
+
+        def weights(models: Any, edges: Any, k: Any, own: Any) -> Any:
+            extra = edges.shape[0] - m
+            return normalize(jnp.pad(score, ((0, extra), (0, extra))), edges, own)
+
+        return weights
+
+    def mixture(models: Any, edges: Any, k: Any, own: Any) -> Any:
+        few, all_others = by_score(softmax_of(4), models, edges, k, own), normalize(jnp.zeros(edges.shape), edges, own)
+        return (few + all_others) / 2
+
+    def heads(models: ByParameters, edges: Any, k: Any, own: Any) -> Any:
+        head = partition(models.tree, head_mask(task, models.tree))[0]
+        return by_score(softmax_of(8), models.placement.by_parameters(head), edges, k, own)
+
+    def updates(models: ByParameters, edges: Any, k: Any, own: Any, begun: Any) -> Any:
+        moved = models.placement.by_parameters(jax.tree.map(jnp.subtract, models.tree, begun))
+        return by_score(softmax_of(8), moved, edges, k, own)
+
+    def momentum(models: Any, edges: Any, k: Any, own: Any, last: Any) -> Any:
+        new = by_score(softmax_of(8), models, edges, k, own)
+        return jnp.where(k == 0, new, (new + last) / 2)
+
+    def layers(models: ByParameters, edges: Any, k: Any, own: Any) -> Any:
+        return normalize(softmax_of(8)(by_layer(models, edges), edges), edges, own)
+
+    zero = lambda start: jnp.zeros((start_rows(start),) * 2, jnp.float32)  # noqa: E731
+    last_xi = Memory(zero, lambda memory, begin, info: info.xi)
+    begun = Memory(lambda start: start.params, lambda memory, begin, info: begin.params)
+    common = {"self_weight": self_weight, "lam": paper_values.LAMBDA}
+    falling = lambda k: jnp.maximum(8.0, (m - 1) * 0.8 ** k.astype(jnp.float32))  # noqa: E731
+    eight = fedamp_jax.fedamp(task, solver, sigma=perplexity(8), **common)
+    return {
+        **{name: published[name] for name in ("Separate", "FedAvg-FT", "FedAMP", "HeurFedAMP")},
+        "groups": variant(fixed(jnp.where(groups[:, None] == groups[None], 0.0, -jnp.inf))),
+        "mean": variant(fixed(jnp.zeros((m, m)))),
+        **{f"perplexity-{k}": fedamp_jax.fedamp(task, solver, sigma=perplexity(k), **common) for k in (4, 15)},
+        "perplexity-8": eight,
+        "cosine-8": fedamp_jax.heurfedamp(task, solver, sigma=perplexity(8), **common),
+        "falling-8": fedamp_jax.fedamp(task, solver, sigma=perplexity(falling), **common),
+        "gap": variant(functools.partial(by_score, largest_gap)),
+        "mixture": variant(mixture),
+        "heads-8": variant(heads),
+        "updates-8": variant(updates, begun),
+        "momentum-8": variant(momentum, last_xi),
+        "layers-8": variant(layers),
+        "perplexity-8-FT": one_round_more(eight),
+    }
+
+
+def start_rows(start: Any) -> int:
+    """M of stacked models."""
+    return jax.tree.leaves(start)[0].shape[0]
+
+
+def one_round_more(base: Algorithm) -> Algorithm:
+    """`base`, whose models are used after one more mix and training, as fine-tuned methods use theirs."""
+
+    def personalize(key: Any, state: Any, data: Any) -> Any:
+        state, _ = base.round(key, state, data._replace(online=data.size > 0))
+        return base.personalize(key, state, data)
+
+    return base._replace(personalize=personalize)
+
+
+def execute(options: Options, folder: Path) -> RunResults:
+    """Train every chosen variant, writing results into `folder` after each one; returns the results."""
+    federation = fedamp_paper.load(options, "practical")
+    if options.judge == "validation":
+        train, validation = hold_out(federation.train, 0.2, seed=options.seed)
+        federation = federation._replace(train=train, test=validation)
+    task = fedamp_paper.make_task(options, federation)
+    algorithms = make_algorithms(options, federation, task)
+    results = train_methods("attention", options, folder, federation, task, algorithms, {})
+    run_folder.write_files(results, folder)
+    return results
+
+
+def main() -> None:
+    """Run from the command line."""
+    with command_line.experiment(Command, __doc__, "attention") as (command, folder):
+        fields = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
+        options = fedamp_paper.finish(Options(**fields), "practical")
+        grid.run("attention", [grid.Variant("", options)], command.seeds, folder, execute)
