@@ -171,7 +171,7 @@ class Placement:
         if self.chunk is not None or room is None:
             return self
         if self.platform == "tpu":
-            room = sys.maxsize  # what its compiler accepts does fit, though the sizes in its analysis may add up to more
+            room = sys.maxsize  # what its compiler accepts does fit, even if the sizes in its analysis add up to more
         limited = lambda chunk: need(dataclasses.replace(self, chunk=chunk))  # noqa: E731
         chunk = memory.largest_chunk(limited, chosen, room)
         return self if chunk is None else dataclasses.replace(self, chunk=chunk)
