@@ -111,6 +111,14 @@ def test_a_compiler_that_refuses(monkeypatch):
     assert len(asked) == 2 and rounds.fitted(algorithm, algorithm.init(key, data), data, key).placement.chunk == 3
 
 
+def test_what_a_tpus_compiler_accepts_fits(monkeypatch):
+    """The sizes in its analysis may add up to more than the memory. Failed with the rule of the other platforms."""
+    monkeypatch.setattr(Placement, "platform", "tpu")
+    monkeypatch.setattr(memory, "room", lambda device: 100)
+    place, needed = Placement(), [Need(50, 51)]
+    assert place.fitting(lambda _: needed.pop(), lambda: 8) is place
+
+
 def test_out_of_memory_says_what_to_do(monkeypatch):
     """XLA's error names the estimate and the arguments to lower. Failed when other errors of XLA were taken for it."""
     _, algorithm = make(FEDAMP)
