@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import fedamp_jax
+from fedamp_jax.models import products
 from fedamp_jax.models.layers import LOWERINGS, as_image, check_image, conv_general_dilated
 from fedamp_jax.models.pooling import max_pool
 
@@ -78,6 +79,45 @@ def test_equals_lax_in_value_and_both_gradients(case):
     the kernel gradient keeps the forward pass's high padding where strides leave input unread.
     """
     _assert_equal_to_lax(["loop", "patches"], *_make(case))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_equal_lax(case, monkeypatch):
+    """Fails if a row of the kernel meets the wrong pixels; in float64, in blocks of two or three images."""
+    monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 100)
+    x, w, strides, padding = _make(case)
+    with jax.enable_x64(True):
+        x, w = jnp.asarray(x), jnp.asarray(w)
+        pads = (
+            tuple(map(tuple, lax.padtype_to_pads(x.shape[1:3], w.shape[:2], strides, padding)))
+            if isinstance(padding, str)
+            else padding
+        )
+        convolve = functools.partial(lax.conv_general_dilated, dimension_numbers=NHWC)
+        theirs = jax.jit(lambda x, w: _value_and_gradients(lambda x, w: convolve(x, w, strides, padding), x, w))(x, w)
+        dy = jnp.cos(jnp.arange(theirs["value"].size, dtype=x.dtype)).reshape(theirs["value"].shape)
+        np.testing.assert_allclose(products.convolve(x, w, strides, pads), theirs["value"], atol=1e-11)
+        mine = products.to_kernel(x, dy, w.shape, strides, pads)
+        np.testing.assert_allclose(mine, theirs["kernel gradient"], atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "case", [(3, 1, "SAME", 64, (16, 16)), (3, 2, "SAME", 3, (8, 8)), (5, 1, "SAME", 1, (9, 9))], ids=str
+)
+def test_bfloat16_adds_up_in_float32(case):
+    """Fails if sums are rounded to bfloat16 before the end: each result is within its own rounding of the exact one."""
+    x, w, strides, padding = _make(case, batch=16)
+    x, w = (jnp.asarray(a, jnp.bfloat16) for a in (x, w))
+    convolve = lambda x, w: conv_general_dilated(x, w, strides, padding, dimension_numbers=NHWC, lowering="loop")  # noqa: E731
+    mine = jax.jit(lambda x, w: _value_and_gradients(convolve, x, w))(x, w)
+    y, transpose = jax.vjp(
+        lambda x, w: lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=NHWC),
+        x.astype(jnp.float32), w.astype(jnp.float32),
+    )  # fmt: skip
+    dx, dw = transpose(jnp.cos(jnp.arange(y.size, dtype=jnp.bfloat16)).reshape(y.shape).astype(jnp.float32))
+    for name, exact in {"value": y, "input gradient": dx, "kernel gradient": dw}.items():
+        assert mine[name].dtype == jnp.bfloat16
+        np.testing.assert_allclose(mine[name].astype(jnp.float32), exact, rtol=2**-8, atol=2e-3 * float(jnp.std(exact)))
 
 
 @pytest.mark.parametrize("case", MANY, ids=str)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from fedamp_jax.checks import check_choice, check_integer
-from fedamp_jax.models import winograd
+from fedamp_jax.models import products, winograd
 from fedamp_jax.models.blocks import map_blocks
 from fedamp_jax.platforms import on_platform
 from fedamp_jax.types import Array
@@ -200,6 +200,12 @@ def choose(shape, kernel, dtype, strides, pads, precision) -> tuple[Callable[...
             functools.partial(winograd.forward, pads=pads, precision=precision),
             functools.partial(winograd.to_input, shape=shape, pads=pads, precision=precision),
             functools.partial(winograd.to_kernel, pads=pads, precision=precision),
+        )
+    if dtype == jnp.bfloat16 and min(kernel[2:]) >= 16:
+        return (
+            lambda x, w: products.convolve(x, w, strides, pads),
+            lambda dy, w: _input_gradient(products.convolve, dy, w, shape, strides, pads),
+            lambda x, dy: products.to_kernel(x, dy, kernel, strides, pads),
         )
     plain = functools.partial(lax.conv_general_dilated, dimension_numbers=_NHWC, precision=precision)
     return (
