@@ -5,6 +5,7 @@ processor's bfloat16 instructions, but only those of `[rows, inner] @ [inner, co
 times as much and is therefore copied.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -43,8 +44,8 @@ def convolve(x: Array, w: Array, strides: Sequence[int], pads: Pads) -> Array:
 
     def block(x: Array) -> Array:
         rows = _rows(x, w.shape[:2], strides, pads, height, width)
-        y = sum(_product(part, taps.reshape(part.shape[1], -1), dtype) for part, taps in zip(rows, w, strict=True))
-        return _bits(y.astype(dtype).reshape(-1, height, width, w.shape[3]))
+        parts = [_product(part, taps.reshape(part.shape[1], -1), dtype) for part, taps in zip(rows, w, strict=True)]
+        return _bits(functools.reduce(jnp.add, parts).astype(dtype).reshape(-1, height, width, w.shape[3]))
 
     y = map_blocks(block, height * width, x)
     return _numbers(y.reshape(-1, *y.shape[2:])[: x.shape[0]], dtype)
