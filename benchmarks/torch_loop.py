@@ -1,6 +1,9 @@
-"""The same models and steps in PyTorch, one client after the other: how public libraries train clients."""
+"""The same models and steps in PyTorch: plainly, as public libraries train clients, and as fast as PyTorch can."""
 
+import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -40,7 +43,18 @@ def model(name: str, classes: int) -> nn.Module:
                          nn.Linear(512, classes))  # fmt: skip
 
 
-def loop(name: str, x: np.ndarray, y: np.ndarray, batch: int, epochs: int, prox: float) -> Callable[[], Any]:
+def loop(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    batch: int,
+    epochs: int,
+    prox: float,
+    *,
+    tuned: bool = False,
+    autocast: bool = False,
+    side_by_side: bool = False,
+) -> Callable[[], Any]:
     """A call that trains every client: Adam 1e-3, a fresh optimizer for each, the proximal term of FedAMP's Eq. 6.
 
     Args:
@@ -50,27 +64,99 @@ def loop(name: str, x: np.ndarray, y: np.ndarray, batch: int, epochs: int, prox:
         batch: examples per step.
         epochs: passes.
         prox: weight of the proximal term's gradient.
+        tuned: with channels last in memory and a fused Adam.
+        autocast: with bfloat16 where PyTorch's autocast uses it.
+        side_by_side: on a CPU, with one client on each core, instead of one client on all of them.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.tensor(x).to(device)
-    x = x.permute(0, 1, 4, 2, 3).contiguous() if x.ndim == 5 else x[:, :, None]
-    y = torch.tensor(y, dtype=torch.long).to(device)
-    clients = [model(name, int(y.max()) + 1).to(device) for _ in range(len(x))]
+    x, y = _on(device, x, y)
+    memory = torch.channels_last if tuned else torch.contiguous_format
+    clients = [model(name, int(y.max()) + 1).to(device, memory_format=memory) for _ in range(len(x))]
     centers = [[p.detach().clone() for p in client.parameters()] for client in clients]
 
+    def one(i: int) -> None:
+        client, center, images, labels = clients[i], centers[i], x[i], y[i]
+        optimizer = torch.optim.Adam(client.parameters(), 1e-3, fused=tuned)
+        for _ in range(epochs):
+            order = torch.randperm(len(labels), device=device)
+            for rows in order.split(batch):
+                optimizer.zero_grad()
+                inputs = (images[rows].float() / 255).to(memory_format=memory)
+                with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                    loss = nn.functional.cross_entropy(client(inputs), labels[rows])
+                loss.backward()
+                for p, c in zip(client.parameters(), center, strict=True):
+                    p.grad.add_(p.detach() - c, alpha=prox)
+                optimizer.step()
+
     def train() -> None:
-        for client, center, images, labels in zip(clients, centers, x, y, strict=True):
-            optimizer = torch.optim.Adam(client.parameters(), 1e-3)
-            for _ in range(epochs):
-                order = torch.randperm(len(labels), device=device)
-                for rows in order.split(batch):
-                    optimizer.zero_grad()
-                    loss = nn.functional.cross_entropy(client(images[rows].float() / 255), labels[rows])
-                    loss.backward()
-                    for p, c in zip(client.parameters(), center, strict=True):
-                        p.grad.add_(p.detach() - c, alpha=prox)
-                    optimizer.step()
+        cores = len(os.sched_getaffinity(0))
+        if side_by_side and device == "cpu":
+            torch.set_num_threads(1)
+            # The interpreter is released during operations and in the whole backward pass.
+            with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                list(pool.map(one, range(len(clients))))
+        else:
+            torch.set_num_threads(cores)
+            for i in range(len(clients)):
+                one(i)
         if device == "cuda":
             torch.cuda.synchronize()
 
     return train
+
+
+def vmapped(name: str, x: np.ndarray, y: np.ndarray, batch: int, epochs: int, prox: float) -> Callable[[], Any]:
+    """A call that trains all clients at once by `torch.func.vmap`, with a fused Adam on their stacked parameters.
+
+    Arguments as of `loop`. Not for ResNet18, whose running statistics `vmap` cannot update.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, y = _on(device, x, y)
+    clients = [model(name, int(y.max()) + 1).to(device) for _ in range(len(x))]
+    stacked, _ = torch.func.stack_module_state(clients)
+    stacked = {key: value.detach() for key, value in stacked.items()}
+    centers = {key: value.clone() for key, value in stacked.items()}
+
+    def loss(params: dict[str, torch.Tensor], images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(torch.func.functional_call(clients[0], params, images), labels)
+
+    gradients = torch.func.vmap(torch.func.grad(loss))
+    every = torch.arange(len(x), device=device)[:, None]
+
+    def train() -> None:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        optimizer = torch.optim.Adam(list(stacked.values()), 1e-3, fused=True)
+        for _ in range(epochs):
+            order = torch.rand(y.shape, device=device).argsort(1)
+            for rows in order.split(batch, 1):
+                grads = gradients(stacked, x[every, rows].float() / 255, y[every, rows])
+                for key, value in stacked.items():
+                    value.grad = grads[key].add_(value - centers[key], alpha=prox)
+                optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return train
+
+
+def _on(device: str, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images, channels first, and labels."""
+    images = torch.tensor(x).to(device)
+    images = images.permute(0, 1, 4, 2, 3).contiguous() if images.ndim == 5 else images[:, :, None]
+    return images, torch.tensor(y, dtype=torch.long).to(device)
+
+
+def contestants(
+    name: str, x: np.ndarray, y: np.ndarray, batch: int, epochs: int, prox: float
+) -> dict[str, Callable[[], Any]]:
+    """Every way to train the clients in PyTorch, by name; arguments as of `loop`."""
+    make = functools.partial(loop, name, x, y, batch, epochs, prox)
+    calls = {
+        "torch": make(),
+        "torch tuned": make(tuned=True),
+        "torch tuned, side by side": make(tuned=True, side_by_side=True),
+        "torch autocast": make(tuned=True, autocast=True),
+        "torch autocast, side by side": make(tuned=True, autocast=True, side_by_side=True),
+    }
+    return calls if name == "resnet18" else {**calls, "torch vmap": vmapped(name, x, y, batch, epochs, prox)}

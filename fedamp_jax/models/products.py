@@ -44,9 +44,8 @@ def convolve(x: Array, w: Array, strides: Sequence[int], pads: Pads) -> Array:
 
     def block(x: Array) -> Array:
         rows = _rows(x, w.shape[:2], strides, pads, height, width)
-        products = (_product(part, taps.reshape(part.shape[1], -1), dtype) for part, taps in zip(rows, w, strict=True))
-        y = functools.reduce(jnp.add, products)
-        return _bits(y.astype(dtype).reshape(-1, height, width, w.shape[3]))
+        parts = [_product(part, taps.reshape(part.shape[1], -1), dtype) for part, taps in zip(rows, w, strict=True)]
+        return _bits(functools.reduce(jnp.add, parts).astype(dtype).reshape(-1, height, width, w.shape[3]))
 
     y = map_blocks(block, height * width, x)
     return _numbers(y.reshape(-1, *y.shape[2:])[: x.shape[0]], dtype)
