@@ -190,8 +190,8 @@ def test_other_convolutions_are_left_to_lax(lowering):
         assert operations(ours, x, w) != operations(lax.conv_general_dilated, x, w)
 
 
-@pytest.mark.parametrize(("platform", "operation"), [("cpu", "convolution"), ("tpu", "convolution"), ("cuda", "dot")])
-def test_auto_follows_the_platform_compiled_for(platform, operation):
+@pytest.mark.parametrize(("platform", "loops"), [("cpu", True), ("tpu", False), ("cuda", False)])
+def test_auto_follows_the_platform_compiled_for(platform, loops):
     """Whatever the platform that traces it, forward and backward. Failed when JAX's default backend was asked."""
     x, w, strides, padding = _make(MANY[2])
 
@@ -199,10 +199,9 @@ def test_auto_follows_the_platform_compiled_for(platform, operation):
         y = conv_general_dilated(x, w, strides, padding, dimension_numbers=NHWC)
         return jnp.sum(jnp.square(y))
 
-    program = jax.jit(jax.vmap(jax.grad(total, (0, 1)))).trace(x[None], w[None])
+    program = jax.jit(jax.vmap(jax.grad(total, (0, 1)))).trace(*(jnp.stack([a, a]) for a in (x, w)))
     text = program.lower(lowering_platforms=(platform,)).as_text()
-    found = {name for name in ("convolution", "dot") if f"stablehlo.{name}" in text}
-    assert found == {operation}
+    assert "stablehlo.convolution" in text and ("stablehlo.while" in text) == loops
 
 
 def test_bfloat16_sums_the_batch_in_float32(monkeypatch):

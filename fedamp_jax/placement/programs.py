@@ -134,7 +134,8 @@ def flops(program: ClosedJaxpr | Jaxpr) -> float:
             total += 2.0 * np.prod(eqn.outvars[0].aval.shape) * inner
         elif name == "conv_general_dilated":
             kernel, features = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec[0]
-            total += 2.0 * np.prod(eqn.outvars[0].aval.shape) * np.prod(kernel) / kernel[features]
+            zeros = np.prod(eqn.params["lhs_dilation"])  # of which the products are none
+            total += 2.0 * np.prod(eqn.outvars[0].aval.shape) * np.prod(kernel) / kernel[features] / zeros
         elif name == "cond":
             total += parts[-1] if eqn.params.get("branches_platforms") else max(parts)
         elif name == "shard_map":
