@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fedamp_jax
-from fedamp_jax.placement import cost
+from fedamp_jax.placement import client_mesh, cost
 from fedamp_jax.placement.accelerators import ACCELERATORS, accelerator
 from fedamp_jax.placement.programs import flops, repeat
 from tests.accelerators import topology_or_skip
@@ -139,8 +139,9 @@ def test_operations_of_a_gradient_step():
         x, y = jnp.zeros((5, 8, 8), jnp.uint8), jnp.zeros(5, jnp.int32)
         batch = fedamp_jax.Batch(x, y, jnp.ones(5, bool), jnp.int32(3), jnp.arange(5, dtype=jnp.int32))
         gradient = jax.grad(lambda v, t=task, b=batch: t.loss(v, b, jax.random.key(1))[0])
-        steps = jax.make_jaxpr(lambda v, g=gradient: repeat(3, lambda _, v: g(v), v, at_most=3))(variables)
-        assert flops(steps) == 3 * 2 * 5 * (2 * first + 3 * second + 3 * dense)
+        steps = lambda n, v, g=gradient: repeat(n, lambda _, v: g(v), v, at_most=3)  # noqa: E731
+        there = jax.shard_map(steps, mesh=client_mesh(1), in_specs=P(), out_specs=P(), check_vma=False)
+        assert flops(jax.make_jaxpr(there)(jnp.int32(3), variables)) == 3 * 2 * 5 * (2 * first + 3 * second + 3 * dense)
 
 
 @pytest.mark.accelerator
