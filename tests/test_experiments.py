@@ -138,7 +138,7 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
     dropped_out = fedamp_paper.variants_of(fedamp_paper.Command(dataset="mnist", drop_rate=(0.3,)), "practical")[
         0
     ].options
-    monkeypatch.setattr(fedamp_jax.data, "federation", lambda *a, **k: small_federation())
+    monkeypatch.setattr(fedamp_paper, "load", lambda *a: small_federation())
     monkeypatch.setattr(fedamp_paper, "make_task", lambda *a: None)
     monkeypatch.setattr(fedamp_paper, "make_algorithms", lambda *a: {})
     seen = []

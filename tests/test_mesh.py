@@ -315,12 +315,13 @@ def equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
         params = dict(eqn.params)
-        if params.get("branches_platforms"):
-            (params["branches"],) = (
-                branch
+        if params.get("branches_platforms"):  # None stands for all platforms that no other branch names
+            branches = dict(
+                (name, branch)
                 for branch, names in zip(params["branches"], params["branches_platforms"])
-                if "tpu" in (names or ())
+                for name in names or (None,)
             )
+            params["branches"] = branches.get("tpu", branches.get(None))
         for value in jax.tree.leaves(list(params.values()), is_leaf=lambda v: hasattr(v, "jaxpr")):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
