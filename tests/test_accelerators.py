@@ -92,7 +92,7 @@ def test_pieces_of_clients_in_host_memory(name, mesh):
     place = InHostMemory(device=mesh.devices.flat[0], chunk=chunk)
     parameters = sum(a.size for a in jax.tree.leaves(jax.eval_shape(task.init, KEY)))
     found = fedamp_jax.estimate(algorithm, shapes(train), place)
-    assert 2 * 4 * parameters * chunk <= found.device <= 20 * 4 * parameters * chunk + SMALL, found
+    assert 2 * 4 * parameters * chunk <= found.device <= 24 * 4 * parameters * chunk + SMALL, found
 
     spread = place.shapes(train)
     leaves, tree = jax.tree.flatten((place.state_shapes(algorithm, KEY, spread), spread, KEY))
