@@ -55,8 +55,7 @@ def test_a_method(entry, mesh):
     """A round and the evaluation of its models: what crosses between devices is what the method documents.
 
     A device holds its share of state and data, and beside it no more than a few copies of its share of all models.
-    Failed with FedAMP's models gathered on every device, with a state that was not donated, and with PFLEGO's steps on
-    the head as a loop without a bound.
+    Failed with FedAMP's models gathered on every device, and with PFLEGO's steps on the head as a loop without a bound.
     """
     task, train = tiny_task(33, 2000, 10), wide()[1]
     algorithm, m = entry.make(task, Solver(optax.sgd(0.1), 1, 2)), len(train.size)
