@@ -131,8 +131,8 @@ def make_algorithms(options: Options, federation: Federation, task: Task) -> dic
     def layers(models: ByParameters, edges: Any, k: Any, own: Any) -> Any:
         return normalize(softmax_of(8)(by_layer(models, edges), edges), edges, own)
 
-    zero = lambda start: jnp.zeros((start_rows(start),) * 2, jnp.float32)  # noqa: E731
-    last_xi = Memory(zero, lambda memory, begin, info: info.xi)
+    rows = lambda start: jax.tree.leaves(start)[0].shape[0]  # noqa: E731
+    last_xi = Memory(lambda start: jnp.zeros((rows(start),) * 2), lambda memory, begin, info: info.xi)
     begun = Memory(lambda start: start.params, lambda memory, begin, info: begin.params)
     common = {"self_weight": self_weight, "lam": paper_values.LAMBDA}
     falling = lambda k: jnp.maximum(8.0, (m - 1) * 0.8 ** k.astype(jnp.float32))  # noqa: E731
@@ -153,11 +153,6 @@ def make_algorithms(options: Options, federation: Federation, task: Task) -> dic
         "layers-8": variant(layers),
         "perplexity-8-FT": one_round_more(eight),
     }
-
-
-def start_rows(start: Any) -> int:
-    """M of stacked models."""
-    return jax.tree.leaves(start)[0].shape[0]
 
 
 def one_round_more(base: Algorithm) -> Algorithm:
