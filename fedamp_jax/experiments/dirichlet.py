@@ -30,7 +30,7 @@ class Options(fedamp_paper.Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class Command(Options, fedamp_paper.Command):
+class Command(fedamp_paper.Command, Options):
     """The options of the command."""
 
 
