@@ -20,9 +20,9 @@ import numpy as np
 from fedamp_jax.checks import check_integer
 from fedamp_jax.types import Data
 
-FORMAT = 2
+FORMAT = 3
 """Number of the layout below. Raised whenever what a state means changes without changing its shapes."""
-_HISTORY = ("rounds", "loss", "observed", "seconds", "first_seconds")
+_HISTORY = ("rounds", "loss", "observed", "seconds", "first_seconds", "starts")
 _ARRAYS = ("accuracy", "rejected", "xi")
 
 

@@ -44,6 +44,12 @@ def default_folder(experiment: str, options: Any) -> Path:
     return Path("results") / "-".join([experiment, options.dataset, *changed])
 
 
+def words() -> list[str]:
+    """The words of the command that started this process: `python SCRIPT ...` or `fedamp EXPERIMENT ...`."""
+    first = sys.argv[0]
+    return [*(first.split() if first.startswith("fedamp ") else ["python", first]), *sys.argv[1:]]
+
+
 def percent(share: float) -> str:
     """A share in percent, with as many decimals as it has.
 
@@ -151,7 +157,7 @@ def describe_run(experiment: str, options: Any) -> Head:
         "experiment": experiment,
         "dataset": getattr(options, "dataset", "made up"),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(words()),
         "settings": settings_of(options),
         "versions": versions(),
         "device": describe_device(),
