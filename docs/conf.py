@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
+from sphinx.util import logging
+
 import fedamp_jax
 from fedamp_jax import checks, clients, initial, minibatches, penalties, solver, validation
 from fedamp_jax.algorithms import registry
 from fedamp_jax.data import partition
-from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = "https://github.com/fedamp-jax/fedamp_jax"
@@ -59,7 +60,7 @@ def link_to_repository(app, docname, source):
             return match[0]
         inside = path.relative_to(ROOT)
         if path.suffix == ".ipynb":
-            return f"[{text}](/{inside})"
+            return f"{{doc}}`{text} </{inside.with_suffix('')}>`"
         if path.suffix == ".md" and inside.parts[0] == "docs":
             return match[0]
         return f"[{text}]({REPOSITORY}/blob/main/{inside}{anchor or ''})"

@@ -35,7 +35,7 @@ def test_the_pages_with_code_are_among_them():
     assert {"README.md", "docs/your_own_data.md", "docs/scaling.md", "docs/write_a_method.md"} <= set(PAGES)
 
 
-# --- The tables of methods ---------------------------------------------------------------------------------------------
+# --- The tables of methods --------------------------------------------------------------------------------------------
 
 
 def readme_table():
