@@ -40,7 +40,7 @@ nb_merge_streams = True
 default_role = "literal"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_use_rtype = False
 maximum_signature_line_length = 100
 
