@@ -92,8 +92,7 @@ def for_each_client(
 
     m = data.y.shape[0]
     out = (keep, jnp.zeros((m,), jnp.float32), jnp.zeros((m,), bool))
-    parameters = sum(a.size for a in jax.tree.leaves(keep)) // m
     kept, loss, rejected = data.placement.for_each_client(
-        one, out, keys[:, 1], data, epochs, *args, work=epochs * data.size, parameters=parameters
+        one, out, keys[:, 1], data, epochs, *args, work=epochs * data.size
     )
     return kept, Info(loss, epochs, rejected)

@@ -68,7 +68,5 @@ def cross_losses(
         some = examples(client) if examples else client
         return lambda variables: mean_loss(task, solver, some, variables)
 
-    m = data.y.shape[0]
-    parameters = sum(a.size for a in jax.tree.leaves(models.params)) // m
     work = jnp.where(data.online, data.size, 0)
-    return data.placement.for_each_pair(loss, data, models, work=work, parameters=parameters)
+    return data.placement.for_each_pair(loss, data, models, work=work)

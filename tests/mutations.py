@@ -81,8 +81,8 @@ MUTATIONS = [
     Mutation("epochs-upper-end", "clients.py", "low, high + 1, jnp.int32", "low, high, jnp.int32", "tests/test_clients.py tests/test_solver.py"),
     Mutation("holdout-overlaps", "validation.py", "jnp.roll(rows, -jnp.minimum(count, client.size - 1))", "rows",
              f"{ORACLES} fedrecon"),
-    Mutation("cross-losses-turned", "validation.py", "data.placement.for_each_pair(loss, data, models, work=work, parameters=parameters)",
-             "data.placement.for_each_pair(loss, data, models, work=work, parameters=parameters).T", "tests/test_clients.py"),
+    Mutation("cross-losses-turned", "validation.py", "data.placement.for_each_pair(loss, data, models, work=work)",
+             "data.placement.for_each_pair(loss, data, models, work=work).T", "tests/test_clients.py"),
     # Server.
     Mutation("mix-turned", "server.py", '"ij,jd->id"', '"ji,jd->id"', f"{ORACLES} fedamp"),
     Mutation("mean-multiplies", "server.py", "where(total > 0, mean, otherwise)", "mean", f"{EXAM} absent"),

@@ -54,7 +54,8 @@ def test_every_variant_is_what_it_says(tmp_path, monkeypatch):
     assert len({xi[name].tobytes() for name in few}) == len(few)  # no two are the same
     for name in xi:
         np.testing.assert_allclose(xi[name].sum(1), 1, rtol=1e-5)
-        np.testing.assert_allclose(np.diag(xi[name]), 0.25, rtol=1e-5)
+        own = 1 / (int(name[5:]) + 1) if name.startswith("auto") else 0.25
+        np.testing.assert_allclose(np.diag(xi[name]), own, rtol=1e-5)
     assert found["methods"]["perplexity-8-FT"]["accuracy"] != found["methods"]["perplexity-8"]["accuracy"]
     # 20 % of 30 to 70 examples are 6 to 14: no accuracy of 25 test images is a multiple of a fourteenth.
     assert all(np.isclose(a / 100 * 6 % 1, [0, 1]).any() for a in found["methods"]["mean"]["accuracy"][-4:])

@@ -8,7 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-from fedamp_jax.experiments import ablation, command_line, degrees, devices, faulty, fedamp_paper, grid, run_folder
+import fedamp_jax
+from fedamp_jax.experiments import (
+    ablation,
+    command_line,
+    degrees,
+    devices,
+    dirichlet,
+    faulty,
+    fedamp_paper,
+    grid,
+    run_folder,
+)
 from tests.small_experiments import command, method_entry, read
 
 
@@ -203,6 +214,60 @@ def test_ablation_changes_one_decision(tmp_path, monkeypatch):
     found, fedamp = read(tmp_path / "a")["methods"], read(tmp_path / "b")["methods"]["FedAMP"]
     assert found["base"]["accuracy"] == fedamp["accuracy"] and found["base"]["xi"] == fedamp["xi"]
     assert np.allclose(np.diag(found["self-half"]["xi"]), 0.5) and not np.allclose(np.diag(fedamp["xi"]), 0.5)
+
+
+@pytest.mark.parametrize(("text", "known"), [
+    ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", True), ("flags\t\t: fpu avx512f", False), (None, True),
+])  # fmt: skip
+def test_bfloat16_instructions(text, known, tmp_path, monkeypatch, capsys):
+    """A person is told where a CPU has none. Failed with a flag that begins like one of these, and told regardless."""
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    assert devices.bfloat16_instructions(path) == known
+    monkeypatch.setattr(devices, "bfloat16_instructions", lambda: known)
+    monkeypatch.setattr(devices, "cache_compilations", lambda: None)
+    devices.configure("default", "float32")
+    assert capsys.readouterr().out == ""
+    devices.configure("default", "bfloat16")
+    assert ("slower than float32" in capsys.readouterr().out) != known
+
+
+@pytest.mark.parametrize(("arguments", "setting"), [
+    ((), "dirichlet"), (("--balanced",), "dirichlet-balanced"), (("--split", "shards"), "shards"),
+    (("--split", "quantity", "--alpha", 2), "quantity"),
+])  # fmt: skip
+def test_dirichlet_settings(arguments, setting, monkeypatch):
+    """Each way to divide the data, and that its options reach it. Failed with alpha left at its default."""
+    options = parsed(monkeypatch, dirichlet.Command, "dirichlet", "--clients", 6, *arguments)
+    assert dirichlet.setting_of(options) == setting
+    asked = {}
+    monkeypatch.setattr(fedamp_jax.data, "federation", lambda name, where, **k: asked.update(k, where=where))
+    monkeypatch.setattr(fedamp_jax.data, "balanced", lambda clients: clients)
+    chosen = fedamp_paper.variants_of(options, setting, dirichlet.Options)[0].options
+    fedamp_paper.load(chosen, setting)
+    assert (asked["where"], asked["clients"], asked["alpha"]) == (setting, 6, options.alpha)
+    assert chosen.sigma == chosen.heur_sigma == "auto"
+
+
+def test_balanced_shards_are_refused(monkeypatch):
+    """Failed when --balanced was ignored."""
+    options = parsed(monkeypatch, dirichlet.Command, "dirichlet", "--split", "shards", "--balanced")
+    with pytest.raises(ValueError, match="--balanced is for --split dirichlet, not for shards"):
+        dirichlet.setting_of(options)
+
+
+def test_sigma_auto_and_dtype_reach_the_methods(tmp_path, monkeypatch):
+    """Weights of perplexity 8 and a self weight of 1/9, and other numbers. Failed with the paper's self weight."""
+    practical = lambda: fedamp_paper.main("practical")  # noqa: E731
+    short = ("--rounds", 1, "--epochs", 1, "--methods", "FedAMP", "--sigma")
+    command(monkeypatch, practical, *short, "auto", "--out", tmp_path / "a")
+    command(monkeypatch, practical, *short, "auto", "--dtype", "bfloat16", "--out", tmp_path / "b")
+    auto, half = (read(tmp_path / name)["methods"]["FedAMP"] for name in "ab")
+    assert np.allclose(np.diag(auto["xi"]), 1 / 9) and auto["loss"] != half["loss"]
+    assert np.allclose(auto["loss"], half["loss"], rtol=0.02)
+    command(monkeypatch, practical, "--from", tmp_path / "a" / "results.json", "--out", tmp_path / "c")
+    assert read(tmp_path / "c")["methods"]["FedAMP"]["loss"] == auto["loss"]
 
 
 @pytest.mark.parametrize(("backend", "version", "kept"), [

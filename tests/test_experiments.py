@@ -144,9 +144,9 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(fedamp_paper, "train_methods", lambda *a, **k: seen.append(a[6]) or {})
     monkeypatch.setattr(run_folder, "write_files", lambda *a: None)
-    fedamp_paper.execute("practical", dropped_out, tmp_path)
+    fedamp_paper.execute("practical", "practical", dropped_out, tmp_path)
     plain = fedamp_paper.variants_of(fedamp_paper.Command(dataset="mnist"), "practical")[0].options
-    fedamp_paper.execute("practical", plain, tmp_path)
+    fedamp_paper.execute("practical", "practical", plain, tmp_path)
     assert seen[0] == {} and seen[1]["FedAMP"] == 97.59
 
 

@@ -181,7 +181,7 @@ def test_solver_and_placement(epochs, batch_size, chunk, other):
     assert made is None or (1 <= made.epochs_range[0] <= made.max_epochs and made.batch_size >= 1)
     assert attempt(lambda: Solver(other), "optimizer") is None
     made = attempt(lambda: Placement(chunk=chunk), "chunk")
-    assert made is None or chunk is None or 1 <= made.side_by_side(10**6, 1) <= chunk
+    assert made is None or chunk is None or 1 <= made.side_by_side(10**6) <= chunk
     made = attempt(lambda: Placement(transmit=other), "transmit")
     assert made is None or other is None
 

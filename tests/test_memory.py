@@ -5,15 +5,16 @@ import logging
 import chex
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import fedamp_jax
-from fedamp_jax import Placement
+from fedamp_jax import Placement, Solver, platforms
 from fedamp_jax.driver import rounds
 from fedamp_jax.placement import OnMesh, client_mesh, memory
 from fedamp_jax.placement.memory import Need
 from fedamp_jax.placement.programs import OneClient, peak
-from tests.registry import federation, find, make
+from tests.registry import CLASSES, FEATURES, federation, find, make
 
 FEDAMP = find("fedamp")
 
@@ -26,6 +27,12 @@ def two_rounds(algorithm, data):
     return state
 
 
+def deep():
+    """FedAMP with a model of many activations and few parameters: training takes more than exchanges."""
+    task = fedamp_jax.models.mlp(CLASSES, hidden=(16,) * 8, shape=(FEATURES,))
+    return FEDAMP.make(task, Solver(optax.sgd(0.05), batch_size=64))
+
+
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fewer_clients_side_by_side_where_memory_is_short(devices, monkeypatch, caplog):
     """The first program that is compiled fits, and the result is that of plenty.
@@ -33,8 +40,8 @@ def test_fewer_clients_side_by_side_where_memory_is_short(devices, monkeypatch, 
     Failed when the limit was not looked at in `side_by_side`, when one client's peak was taken for less than it is, and
     when all clients were counted in place of a device's.
     """
-    _, algorithm = make(FEDAMP)
-    data = federation()
+    monkeypatch.setitem(platforms.CHOICES, "cpu", platforms.CHOICES["gpu"])
+    algorithm, data = deep(), federation(sizes=(64,) * 8)
     data = data if devices == 1 else OnMesh(mesh=client_mesh(devices)).place(data)
     plenty = two_rounds(algorithm, data)
     held, working = rounds.need_of(algorithm, plenty, data, jax.random.key(0), data.placement)
@@ -46,13 +53,12 @@ def test_fewer_clients_side_by_side_where_memory_is_short(devices, monkeypatch, 
 
     monkeypatch.setattr(Placement, "side_by_side", recorded)
     monkeypatch.setattr(memory, "room", lambda device: room)
-    _, again = make(FEDAMP)
+    again = deep()
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         short = two_rounds(again, data)
-    assert sum("Finished XLA compilation of jit(compiled_round)" in line for line in caplog.messages) <= devices
+    assert sum("Finished XLA compilation of jit(compiled_round)" in line for line in caplog.messages) == 1
     assert chosen and all(1 <= chunk < clients == len(data.size) // devices for chunk, clients in chosen)
-    if devices == 1:  # on a mesh, what such small models exchange takes more than fewer clients side by side save
-        assert sum(rounds.need_of(again, short, data, jax.random.key(0), data.placement)) <= room
+    assert sum(rounds.need_of(again, short, data, jax.random.key(0), data.placement)) <= room
     chex.assert_trees_all_close(plenty, short, rtol=1e-5, atol=1e-6)
 
 
@@ -147,19 +153,19 @@ def test_a_chunk_that_was_asked_for_is_kept(monkeypatch):
     assert place.fitting(lambda placement: pytest.fail("nothing to find out"), 8) is place
 
 
-@pytest.mark.parametrize(("platform", "parameters", "convolves", "expected"), [
-    ("gpu", 10, False, 8), ("gpu", 10, True, 1), ("rocm", 10, True, 1), ("tpu", 10**9, False, 8),
-    ("tpu", 10, True, 1), ("cpu", 10, True, 8), ("cpu", 1 << 18, False, 2), ("cpu", 10**9, False, 1),
+@pytest.mark.parametrize(("platform", "convolves", "expected"), [
+    ("gpu", False, 8), ("gpu", True, 1), ("rocm", True, 1), ("rocm", False, 8), ("tpu", False, 8), ("tpu", True, 1),
+    ("cpu", True, 1), ("cpu", False, 1),
 ])  # fmt: skip
-def test_side_by_side_on_a_platform(platform, parameters, convolves, expected, monkeypatch):
-    """As `platforms.py` says. Failed with the cache's size on all, and with convolutions together on a TPU."""
+def test_side_by_side_on_a_platform(platform, convolves, expected, monkeypatch):
+    """As `platforms.py` says. Failed with one client at a time everywhere, and with convolutions together on a TPU."""
     monkeypatch.setattr(Placement, "platform", platform)
     step = (lambda x: jnp.convolve(x, x)) if convolves else (lambda x: x * x)
     client = OneClient(step, jnp.ones((8, 3)))
-    assert Placement().side_by_side(8, parameters, client) == expected
-    assert Placement().side_by_side(8, parameters, client, at_most=1) == 1
-    assert Placement(chunk=3).side_by_side(8, parameters, client) == 3
-    assert Placement(chunk=30).side_by_side(8, parameters, client) == 8
+    assert Placement().side_by_side(8, client) == expected
+    assert Placement().side_by_side(8, client, at_most=1) == 1
+    assert Placement(chunk=3).side_by_side(8, client) == 3
+    assert Placement(chunk=30).side_by_side(8, client) == 8
 
 
 def test_peak_of_a_program():

@@ -256,6 +256,59 @@ def test_dirichlet_test_follows_training_and_alpha_sets_the_skew():
         assert abs(np.var(shares) / expected - 1) < 0.2  # variance of one component of Dirichlet(alpha, ..., alpha)
 
 
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
+def test_balanced_dirichlet_gives_equal_clients(alpha):
+    """Failed when a class that had run out was drawn on, and when each class was split over the clients."""
+    y_train, y_test, _ = labels("digits")
+    for seed in range(4):
+        part = partition.dirichlet(y_train, y_test, 20, alpha, balanced=True, seed=seed)
+        for rows, y in ((part.train, y_train), (part.test, y_test)):
+            assert {len(r) for r in rows} == {len(y) // 20}
+            assert assert_disjoint(rows, len(y)) == len(y) // 20 * 20
+
+
+def test_balanced_dirichlet_draws_a_clients_proportions():
+    """From Dir(alpha p), in training as in testing. Failed with proportions drawn anew for the test pool and without p.
+
+    A pool so large that no class runs out: half of the samples are of class 0, so E[share] = p and
+    var(share) = p (1 - p) / (alpha + 1).
+    """
+    y, p, alpha = np.repeat([0, 1, 2], [20000, 10000, 10000]), np.array([0.5, 0.25, 0.25]), 4.0
+    shares = []
+    for seed in range(300):
+        part = partition.dirichlet(y, y, 2, alpha, balanced=True, seed=seed)
+        counts = [np.bincount(y[rows[0]], minlength=3) / 20000 for rows in (part.train, part.test)]
+        np.testing.assert_allclose(*counts, atol=0.03)
+        shares.append(counts[0])
+    np.testing.assert_allclose(np.mean(shares, 0), p, atol=0.03)
+
+
+def test_shards_are_consecutive_and_equal():
+    """Failed when shards were cut from the unsorted pool, and when the test pool was dealt out anew."""
+    y = np.random.default_rng(0).permutation(np.arange(6000) % 10)
+    part = partition.shards(y, y[:600], 10, 2, seed=0)
+    assert {len(rows) for rows in part.train} == {600} and assert_disjoint(part.train, 6000) == 6000
+    for train, test in zip(part.train, part.test, strict=True):
+        held = np.unique(y[train])
+        assert len(held) <= 2  # classes have as many samples as two shards
+        assert np.isin(y[:600][test], [*held - 1, *held, *held + 1]).all()  # frequencies differ a little
+    assert any(len(np.unique(y[rows])) == 2 for rows in part.train)
+    with pytest.raises(ValueError, match="8 clients need a test sample each, but there are 5"):
+        partition.shards(y, y[:5], 4, 2, seed=0)
+
+
+def test_quantity_skew_is_in_size_alone():
+    """Failed when each class was split by its own draw, and when test sizes were drawn anew."""
+    y = np.random.default_rng(0).permutation(np.arange(40000) % 4)
+    part = partition.quantity_skew(y, y[:20000], 10, 0.5, seed=1)
+    assert assert_disjoint(part.train, 40000) == 40000 and assert_disjoint(part.test, 20000) == 20000
+    sizes = np.array([len(rows) for rows in part.train])
+    assert sizes.max() > 5 * sizes.min()
+    np.testing.assert_allclose(sizes / 2, [len(rows) for rows in part.test], atol=2)
+    big = y[part.train[int(np.argmax(sizes))]]
+    np.testing.assert_allclose(np.bincount(big) / len(big), 0.25, atol=0.02)
+
+
 def test_dirichlet_gives_a_lone_test_sample_of_a_trained_class():
     """Fails if the moved sample is drawn regardless of the classes that the client trains on."""
     y = np.repeat(np.arange(10), 40)
@@ -302,11 +355,15 @@ def draw(name, seed):
         "practical": lambda: partition.practical(y_train, y_test, partition.practical_groups("digits"), seed=seed),
         "degrees": lambda: partition.degrees(y_train, y_test, 10, 3, seed=seed),
         "dirichlet": lambda: partition.dirichlet(y_train, y_test, 10, 0.5, seed=seed),
+        "dirichlet, balanced": lambda: partition.dirichlet(y_train, y_test, 10, 0.5, balanced=True, seed=seed),
+        "shards": lambda: partition.shards(y_train, y_test, 10, seed=seed),
+        "quantity": lambda: partition.quantity_skew(y_train, y_test, 10, 0.5, seed=seed),
         "omniglot": lambda: partition.omniglot(y_train % 2, y_train, seed=seed),
     }[name]()
 
 
-@pytest.mark.parametrize("name", ["iid", "pathological", "practical", "degrees", "dirichlet", "omniglot"])
+@pytest.mark.parametrize("name", ["iid", "pathological", "practical", "degrees", "dirichlet", "dirichlet, balanced",
+                                  "shards", "quantity", "omniglot"])  # fmt: skip
 def test_a_seed_determines_everything_and_indices_ascend(name):
     """Fails with NumPy's global generator, or if indices are in the order of the draw."""
     a, b, other = draw(name, 7), draw(name, 7), draw(name, 8)
@@ -337,6 +394,8 @@ REFUSED = {
     "no test class": (lambda: partition.pathological(Z, Z[Z > 1], 2, 1, seed=0), ValueError, "would get no test"),
     "alpha": (lambda: partition.dirichlet(Z, Z, 3, 0.0, seed=0), ValueError, "alpha must be greater than 0"),
     "dirichlet": (lambda: partition.dirichlet(Z, Z, 41, 1.0, seed=0), ValueError, "41 clients need a training"),
+    "alpha of sizes": (lambda: partition.quantity_skew(Z, Z, 3, -1.0, seed=0), ValueError, "alpha must be greater"),
+    "no shards": (lambda: partition.shards(Z, Z, 3, 0, seed=0), ValueError, "shards_per_client must be at least 1"),
     "no groups": (lambda: partition.practical(Z, Z, [], seed=0), ValueError, "groups is empty"),
     "unknown class": (
         lambda: partition.practical(Z, Z, [G(1, (0,), 4), G(1, (1, 4), 4)], seed=0), ValueError,

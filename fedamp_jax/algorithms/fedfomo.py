@@ -54,7 +54,6 @@ def fedfomo(
 
     def weights(models, edges, k, data, received):
         m, trained = len(edges), models.tree
-        parameters = sum(a.size for a in jax.tree.leaves(trained)) // m
 
         def own_loss(_, client, variables):
             return mean_loss(task, solver, split(client)[0], variables)
@@ -64,10 +63,9 @@ def fedfomo(
             return lambda theirs: jnp.sqrt(sum(jax.tree.leaves(square(theirs))))
 
         work, place = jnp.where(data.online, data.size, 0), data.placement
-        before = place.for_each_client(own_loss, jnp.zeros((m,), jnp.float32), data, received, work=work,
-                                       parameters=parameters)  # fmt: skip
+        before = place.for_each_client(own_loss, jnp.zeros((m,), jnp.float32), data, received, work=work)
         after = cross_losses(task, solver, data, received._replace(params=trained), examples=lambda c: split(c)[0])
-        apart = place.for_each_pair(distance, received.params, trained, work=work, parameters=parameters)
+        apart = place.for_each_pair(distance, received.params, trained, work=work)
         gain = jnp.where(apart > 0, jnp.maximum(before[:, None] - after, 0.0) / jnp.where(apart > 0, apart, 1.0), 0.0)
         own = jnp.eye(m, dtype=bool)
         gain = jnp.where((edges | own) & data.online[:, None], gain, 0.0)

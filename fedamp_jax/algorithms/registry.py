@@ -23,6 +23,7 @@ from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
 from fedamp_jax.algorithms.scaffold import scaffold
 from fedamp_jax.algorithms.separate import separate
+from fedamp_jax.attention import Perplexity
 from fedamp_jax.solver import Solver
 from fedamp_jax.types import Algorithm, Task
 
@@ -33,9 +34,9 @@ class Setup(NamedTuple):
     Attributes:
         task: the model.
         solver: local training.
-        sigma: FedAMP's.
-        heur_sigma: HeurFedAMP's.
-        self_weight: xi_ii of both, a number or one per client `[M]`.
+        sigma: FedAMP's, a number or `attention.perplexity(k)`.
+        heur_sigma: HeurFedAMP's, likewise.
+        self_weight: xi_ii of both, a number or one per client `[M]`; with a perplexity k it is `1 / (k + 1)` instead.
         lam: weight of their proximal term.
         mu: FedProx's.
         apfl_alpha: APFL's mixing weight.
@@ -46,8 +47,8 @@ class Setup(NamedTuple):
 
     task: Task
     solver: Solver
-    sigma: float
-    heur_sigma: float
+    sigma: float | Perplexity
+    heur_sigma: float | Perplexity
     self_weight: Any
     lam: float
     mu: float
@@ -77,8 +78,10 @@ class Method(NamedTuple):
     base: str | None = None
 
 
-def _attentive(setup: Setup, sigma: float) -> dict[str, Any]:
-    return {"sigma": sigma, "self_weight": setup.self_weight, "lam": setup.lam}
+def _attentive(setup: Setup, sigma: float | Perplexity) -> dict[str, Any]:
+    # Appendix C's 1 / (N_i + 1), for the number of others that the client listens to.
+    own = 1 / (sigma.k + 1) if isinstance(sigma, Perplexity) else setup.self_weight
+    return {"sigma": sigma, "self_weight": own, "lam": setup.lam}
 
 
 def _pflego(setup: Setup) -> dict[str, Any]:

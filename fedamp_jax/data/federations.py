@@ -11,7 +11,7 @@ from fedamp_jax.data.sources import Source, load
 from fedamp_jax.data.stack import check_pair, from_indices
 from fedamp_jax.types import Data
 
-SETTINGS = ("iid", "pathological", "practical")
+SETTINGS = ("iid", "pathological", "practical", "dirichlet", "dirichlet-balanced", "shards", "quantity")
 _CLIENTS = {"digits": 20, "emnist": 62}  # all other data sets: 100 (Huang et al. 2021, Section 7 and Appendix C)
 _TEST_SIZE = {"digits": 25}  # all other data sets: 100
 
@@ -37,18 +37,25 @@ def federation(
     data_dir: str | None = None,
     seed: int = 0,
     source: Source | None = None,
+    clients: int | None = None,
+    alpha: float = 0.1,
 ) -> Federation:
     """Loads a data set and partitions it over clients as in Huang et al. 2021, Section 7 and Appendix C.
 
     Args:
         name: name of the data set, see `load`.
         setting: `"iid"`, `"pathological"` (two classes per client) or `"practical"` (groups with dominating classes).
+            Not in the paper: `"dirichlet"`, `"dirichlet-balanced"`, `"shards"` and `"quantity"`, see
+            `partition.dirichlet`, `partition.shards` and `partition.quantity_skew`.
         data_dir: folder of `<name>.npz`, see `load`.
         seed: seed of the partition.
         source: the data set, if it has been loaded already.
+        clients: their number. None: 100; 62 for emnist, 20 for digits, which is not in the paper. In the practical
+            setting the data set decides it.
+        alpha: concentration of the Dirichlet distribution, in the settings that have one.
 
     Returns:
-        A `Federation` of 100 clients; 62 for emnist, 20 for digits, which is not in the paper.
+        A `Federation`.
 
     Raises:
         ValueError: if the name or setting is unknown, or the name is omniglot, which has clients of its own.
@@ -63,11 +70,19 @@ def federation(
     if not isinstance(found, Source):
         raise ValueError(f"{name}'s clients are its alphabets: use `fedamp_jax.data.partition.omniglot`")
     y_train, y_test = found.y_train, found.y_test
-    clients = _CLIENTS.get(name, 100)
+    if clients is not None and setting == "practical":
+        raise ValueError("in the practical setting the data set decides the number of clients: leave out clients")
+    clients = clients or _CLIENTS.get(name, 100)
     if setting == "iid":
         part = partition.iid(y_train, y_test, clients, seed=seed)
     elif setting == "pathological":
         part = partition.pathological(y_train, y_test, clients, seed=seed)
+    elif setting in ("dirichlet", "dirichlet-balanced"):
+        part = partition.dirichlet(y_train, y_test, clients, alpha, balanced=setting != "dirichlet", seed=seed)
+    elif setting == "shards":
+        part = partition.shards(y_train, y_test, clients, seed=seed)
+    elif setting == "quantity":
+        part = partition.quantity_skew(y_train, y_test, clients, alpha, seed=seed)
     else:
         coarse = None if found.coarse_train is None else partition.superclasses(y_train, found.coarse_train)
         groups = partition.practical_groups(name, coarse)

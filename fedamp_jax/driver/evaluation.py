@@ -101,11 +101,8 @@ def _accuracies(task: Task, variables: Variables, data: Data) -> Array:
         correct = jax.lax.fori_loop(0, blocks, count, jnp.zeros((), jnp.int32))
         return correct.astype(jnp.float32) / jnp.maximum(client.size, 1).astype(jnp.float32)
 
-    parameters = sum(a.size for a in jax.tree.leaves(variables.params)) // m
-    return data.placement.for_each_client(
-        one, jnp.zeros((m,), jnp.float32), variables, data,
-        work=data.size, parameters=parameters, at_most=max(1, _TOGETHER // block),
-    )  # fmt: skip
+    accuracies, most = jnp.zeros((m,), jnp.float32), max(1, _TOGETHER // block)
+    return data.placement.for_each_client(one, accuracies, variables, data, work=data.size, at_most=most)
 
 
 def personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:

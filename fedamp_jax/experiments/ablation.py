@@ -27,6 +27,8 @@ class Options(fedamp_paper.Options):
 
     methods: tuple[str, ...] = ("all",)
     """Variants to train, by name (base, own-init, ...), or all."""
+    sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Sigma of the variant `base`. Default: the paper's value; for digits ours."""
     sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
     heur_sigma: Unused[float | None] = None
     sigma_sweep: Unused[bool] = False

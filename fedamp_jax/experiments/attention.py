@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Task, attention, server
+from fedamp_jax import Algorithm, Solver, Task, attention, server
 from fedamp_jax.algorithms.fedamp import ALPHA, proximal
 from fedamp_jax.attention import Memory, normalize, perplexity
+from fedamp_jax.checks import check_number
 from fedamp_jax.clients import per_client
 from fedamp_jax.data import Federation, hold_out
 from fedamp_jax.experiments import command_line, fedamp_paper, grid, paper_values, run_folder
@@ -30,6 +31,9 @@ from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.train import train_methods
 from fedamp_jax.placement import ByParameters
 from fedamp_jax.trees import head_mask, partition
+
+SIGMAS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+"""The grid over which a person would tune FedAMP's sigma."""
 
 Score = Callable[..., Any]
 """`(distances [M, M], edges [M, M]) -> scores [M, M]` whose softmax are the weights of the others."""
@@ -43,6 +47,12 @@ class Options(fedamp_paper.Options):
     """Variants to train, by name (FedAMP, perplexity-8, ...), or all."""
     judge: Literal["validation", "test"] = "validation"
     """Judge by a fifth of each client's training data, which it does not train on; or by the test data."""
+    setting: Literal["practical", "dirichlet"] = "practical"
+    """How the data are divided: in groups, or classes by a Dirichlet distribution (--alpha), without groups."""
+    alpha: float = 0.1
+    """Concentration of the Dirichlet distribution; the smaller, the fewer classes has a client."""
+    train_share: float = 1.0
+    """Share of each client's training examples that is used, for shorter runs."""
     sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
     sigma_sweep: Unused[bool] = False
 
@@ -84,11 +94,39 @@ def by_layer(models: ByParameters, edges: jax.Array) -> jax.Array:
 
 def make_algorithms(options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
     """Every variant by its name."""
-    solver = fedamp_paper.make_solver(options)
-    self_weight = jnp.asarray(paper_values.self_weights("practical", federation), jnp.float32)
+    solver, m = fedamp_paper.make_solver(options), len(federation.train.size)
+    if federation.groups is None:  # then nobody has the same distribution, and Appendix C would give everybody 1
+        self_weight = jnp.full(m, own_weight(8), jnp.float32)
+    else:
+        self_weight = jnp.asarray(paper_values.self_weights("practical", federation), jnp.float32)
+    common = {"self_weight": self_weight, "lam": paper_values.LAMBDA}
     published = fedamp_paper.make_algorithms("practical", options, federation, task)
-    groups = jnp.asarray(federation.groups)
-    m = len(federation.train.size)
+    named = {name: published[name] for name in ("Separate", "FedAvg-FT")}
+    for name, sigma in (("FedAMP", options.sigma), *((f"sigma-{s:g}", s) for s in SIGMAS)):
+        named[name] = fedamp_jax.fedamp(task, solver, sigma=sigma, **common)
+    named["HeurFedAMP"] = fedamp_jax.heurfedamp(task, solver, sigma=options.heur_sigma, **common)
+    for k in (4, 8, 15):
+        named[f"perplexity-{k}"] = fedamp_jax.fedamp(task, solver, sigma=perplexity(k), **common)
+        own = {**common, "self_weight": own_weight(k)}
+        named[f"auto-{k}"] = fedamp_jax.fedamp(task, solver, sigma=perplexity(k), **own)
+    falling = lambda k: jnp.maximum(8.0, (m - 1) * 0.8 ** k.astype(jnp.float32))  # noqa: E731
+    return {
+        **named,
+        "cosine-8": fedamp_jax.heurfedamp(task, solver, sigma=perplexity(8), **common),
+        "falling-8": fedamp_jax.fedamp(task, solver, sigma=perplexity(falling), **common),
+        "perplexity-8-FT": one_round_more(named["perplexity-8"]),
+        **other_weights(task, solver, self_weight, federation),
+    }
+
+
+def own_weight(k: int) -> float:
+    """`xi_ii` of a client that listens to about `k` others: its share among `k + 1` equals, as in Appendix C."""
+    return 1 / (k + 1)
+
+
+def other_weights(task: Task, solver: Solver, self_weight: Any, federation: Federation) -> dict[str, Algorithm]:
+    """The variants whose weights are not those of `fedamp` or `heurfedamp`, by name."""
+    groups, m = federation.groups, len(federation.train.size)
 
     def variant(weights: Callable[..., Any], memory: Memory | None = None) -> Algorithm:
         """FedAMP with `weights(models, edges, k, own, *remembered) -> [M, M]`."""
@@ -134,25 +172,18 @@ def make_algorithms(options: Options, federation: Federation, task: Task) -> dic
     rows = lambda start: jax.tree.leaves(start)[0].shape[0]  # noqa: E731
     last_xi = Memory(lambda start: jnp.zeros((rows(start),) * 2), lambda memory, begin, info: info.xi)
     begun = Memory(lambda start: start.params, lambda memory, begin, info: begin.params)
-    common = {"self_weight": self_weight, "lam": paper_values.LAMBDA}
-    falling = lambda k: jnp.maximum(8.0, (m - 1) * 0.8 ** k.astype(jnp.float32))  # noqa: E731
-    eight = fedamp_jax.fedamp(task, solver, sigma=perplexity(8), **common)
-    return {
-        **{name: published[name] for name in ("Separate", "FedAvg-FT", "FedAMP", "HeurFedAMP")},
-        "groups": variant(fixed(jnp.where(groups[:, None] == groups[None], 0.0, -jnp.inf))),
+    made = {
         "mean": variant(fixed(jnp.zeros((m, m)))),
-        **{f"perplexity-{k}": fedamp_jax.fedamp(task, solver, sigma=perplexity(k), **common) for k in (4, 15)},
-        "perplexity-8": eight,
-        "cosine-8": fedamp_jax.heurfedamp(task, solver, sigma=perplexity(8), **common),
-        "falling-8": fedamp_jax.fedamp(task, solver, sigma=perplexity(falling), **common),
         "gap": variant(functools.partial(by_score, largest_gap)),
         "mixture": variant(mixture),
         "heads-8": variant(heads),
         "updates-8": variant(updates, begun),
         "momentum-8": variant(momentum, last_xi),
         "layers-8": variant(layers),
-        "perplexity-8-FT": one_round_more(eight),
     }
+    if groups is not None:
+        made["groups"] = variant(fixed(jnp.where(groups[:, None] == groups[None], 0.0, -jnp.inf)))
+    return made
 
 
 def one_round_more(base: Algorithm) -> Algorithm:
@@ -167,7 +198,10 @@ def one_round_more(base: Algorithm) -> Algorithm:
 
 def execute(options: Options, folder: Path) -> RunResults:
     """Train every chosen variant, writing results into `folder` after each one; returns the results."""
-    federation = fedamp_paper.load(options, "practical")
+    federation = fedamp_paper.load(options, options.setting)
+    if options.train_share < 1:
+        train, _ = hold_out(federation.train, 1 - options.train_share, seed=options.seed)
+        federation = federation._replace(train=train)
     if options.judge == "validation":
         train, validation = hold_out(federation.train, 0.2, seed=options.seed)
         federation = federation._replace(train=train, test=validation)
@@ -183,4 +217,6 @@ def main() -> None:
     with command_line.experiment(Command, __doc__, "attention") as (command, folder):
         fields = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
         options = fedamp_paper.finish(Options(**fields), "practical")
+        check_number("--alpha", options.alpha, low=0)
+        check_number("--train-share", options.train_share, low=0, high=1)
         grid.run("attention", [grid.Variant("", options)], command.seeds, folder, execute)

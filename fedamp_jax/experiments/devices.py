@@ -53,11 +53,22 @@ def print_estimate(algorithm: Algorithm, data: Data, placement: Placement) -> No
         run_folder.console.print(f"a round takes {estimate}", highlight=False, soft_wrap=True)
 
 
-def configure(precision: str) -> None:
-    """Set the precision of matrix products in JAX, and keep compiled programs between runs."""
+def configure(precision: str, dtype: str = "float32") -> None:
+    """Set the precision of matrix products in JAX, and keep compiled programs between runs.
+
+    Says so where `dtype` is bfloat16, and the CPU that trains has no instructions for it.
+    """
+    if dtype == "bfloat16" and jax.default_backend() == "cpu" and not bfloat16_instructions():
+        text = "This CPU has no bfloat16 instructions (avx512_bf16, amx_bf16): --dtype bfloat16 is slower than float32."
+        run_folder.console.print(text, highlight=False, soft_wrap=True)
     if precision != "default":  # which is JAX's own, or that of JAX_DEFAULT_MATMUL_PRECISION
         jax.config.update("jax_default_matmul_precision", precision)
     cache_compilations()
+
+
+def bfloat16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU multiplies bfloat16 by itself; also True where the operating system does not tell."""
+    return not cpuinfo.exists() or any(name in cpuinfo.read_text().split() for name in ("avx512_bf16", "amx_bf16"))
 
 
 def cache_compilations() -> None:

@@ -210,7 +210,7 @@ def execute(options: Options, folder: Path) -> None:
     """Measure every chosen method, writing results into `folder` after each one."""
     for share in options.shares:
         check_number("--shares", share, low=0, high=0.9)
-    devices.configure(options.precision)
+    devices.configure(options.precision, options.dtype)
     federation = fedamp_jax.data.federation(options.dataset, "practical", data_dir=options.data_dir, seed=options.seed)
     check_shares(options.shares, len(federation.train.size))
     task = fedamp_paper.make_task(options, federation)

@@ -4,13 +4,15 @@ import dataclasses
 import functools
 import itertools
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import jax.numpy as jnp
 import optax
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Solver, Task
 from fedamp_jax.algorithms.registry import Setup, make_all
+from fedamp_jax.attention import Perplexity, perplexity
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data import Federation
 from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, plotting, report, run_folder
@@ -29,6 +31,8 @@ class Options(command_line.Options):
     """auto: mlp for digits, cnn for 28x28 images, resnet18 for CIFAR."""
     norm: Literal["batch", "group"] = "batch"
     """Normalization layers of resnet18."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the layers' arithmetic; parameters, optimizer, statistics, sums and the loss stay float32."""
     methods: tuple[str, ...] = ("all",)
     """Methods to train: names as in the tables (FedAMP FedAvg-FT ...), all, or paper (the nine of the FedAMP paper)."""
     rounds: int | None = None
@@ -47,10 +51,10 @@ class Options(command_line.Options):
     """Learning rate of SCAFFOLD and APFL."""
     keep_optimizer: bool = False
     """Keep the clients' optimizer state between rounds, which the paper leaves open, instead of starting anew."""
-    sigma: float | None = None
-    """FedAMP's sigma. Default: the paper's value; for digits ours (fedamp_jax/experiments/paper_values.py)."""
-    heur_sigma: float | None = None
-    """HeurFedAMP's sigma. Default: the paper's value; for digits ours (fedamp_jax/experiments/paper_values.py)."""
+    sigma: float | Literal["auto"] | None = None
+    """FedAMP's sigma, or auto: each client listens to about 8 others. Default: the paper's value; for digits ours."""
+    heur_sigma: float | Literal["auto"] | None = None
+    """HeurFedAMP's sigma, or auto, as --sigma. Default: the paper's value; for digits ours."""
     sigma_sweep: bool = False
     """Also train FedAMP and HeurFedAMP with every sigma of the paper's grids, and plot the results."""
 
@@ -93,7 +97,7 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
     check_number("--learning-rate", options.learning_rate, low=0)
     check_number("--sgd-learning-rate", options.sgd_learning_rate, low=0)
     for flag, sigma in (("--sigma", options.sigma), ("--heur-sigma", options.heur_sigma)):
-        if sigma is not None:
+        if isinstance(sigma, float):
             check_number(flag, sigma, low=0)
     model = options.model
     if model == "auto":
@@ -110,18 +114,20 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
 def load(options: Options, setting: str) -> Federation:
     """The clients, in an order that gives every device a similar amount of work."""
     source = dry_run.source(options)
-    clients = fedamp_jax.data.federation(options.dataset, setting, seed=options.seed, source=source)
+    own = {name: value for name, value in vars(options).items() if name in ("alpha", "clients")}
+    clients = fedamp_jax.data.federation(options.dataset, setting, seed=options.seed, source=source, **own)
     return fedamp_jax.data.balanced(clients)
 
 
 def make_task(options: Options, federation: Federation) -> Task:
     """The model, for the shape and classes of the data."""
     classes, shape = int(federation.train.classes.max()), federation.train.x.shape[2:]
+    settings: dict[str, Any] = {"shape": shape, "compute_dtype": jnp.dtype(options.dtype)}
     if options.model == "mlp":
-        return fedamp_jax.models.mlp(classes, shape=shape)
+        return fedamp_jax.models.mlp(classes, **settings)
     if options.model == "cnn":
-        return fedamp_jax.models.cnn(classes, shape=shape)
-    return fedamp_jax.models.resnet18(classes, shape=shape, norm=options.norm)
+        return fedamp_jax.models.cnn(classes, **settings)
+    return fedamp_jax.models.resnet18(classes, norm=options.norm, **settings)
 
 
 def make_solver(options: Options) -> Solver:
@@ -133,6 +139,11 @@ def make_solver(options: Options) -> Solver:
     )  # fmt: skip
 
 
+def sigma_of(value: float | Literal["auto"]) -> float | Perplexity:
+    """The value of --sigma as the algorithms take it."""
+    return perplexity(paper_values.PERPLEXITY) if value == "auto" else value
+
+
 def make_algorithms(setting: str, options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
     """Every method by its name, in the order of the tables."""
     assert options.sigma is not None and options.heur_sigma is not None  # `finish` has set them
@@ -140,8 +151,8 @@ def make_algorithms(setting: str, options: Options, federation: Federation, task
     setup = Setup(
         task=task,
         solver=make_solver(options),
-        sigma=options.sigma,
-        heur_sigma=options.heur_sigma,
+        sigma=sigma_of(options.sigma),
+        heur_sigma=sigma_of(options.heur_sigma),
         self_weight=paper_values.self_weights(setting, federation),
         lam=paper_values.LAMBDA,
         mu=paper_values.MU,
@@ -157,23 +168,36 @@ def main(setting: str) -> None:
     """Run one of the paper's settings, `iid`, `pathological` or `practical`, from the command line."""
     text = f"The {setting} setting of the FedAMP paper (Huang et al. 2021): results, figures and a report."
     with command_line.experiment(Command, text, setting) as (command, folder):
-        if command.sigma_sweep and len(command.seeds) > 1:
-            raise ValueError("--sigma-sweep is for a single seed: leave it out, or give --seed instead of --seeds")
-        variants = variants_of(command, setting)
-        if command.dry_run is not None:
-            federation, _, algorithms = prepare(setting, variants[0].options)
-            return dry_run.show(variants[0].options, federation, algorithms)
-        grid.run(setting, variants, command.seeds, folder, functools.partial(execute, setting))
+        run_setting(setting, setting, command, Options, folder)
 
 
-def variants_of(command: Command, setting: str) -> list[grid.Variant]:
+def run_setting(experiment: str, setting: str, command: Command, options: type[Options], folder: Path) -> None:
+    """Train every method on one way to divide the data over clients.
+
+    Args:
+        experiment: its name.
+        setting: of `fedamp_jax.data.federation`.
+        command: the options of the command.
+        options: the class of a single run's options, of which `command` has all fields.
+        folder: for the results.
+    """
+    if command.sigma_sweep and len(command.seeds) > 1:
+        raise ValueError("--sigma-sweep is for a single seed: leave it out, or give --seed instead of --seeds")
+    variants = variants_of(command, setting, options)
+    if command.dry_run is not None:
+        federation, _, algorithms = prepare(setting, variants[0].options)
+        return dry_run.show(variants[0].options, federation, algorithms)
+    grid.run(experiment, variants, command.seeds, folder, functools.partial(execute, experiment, setting))
+
+
+def variants_of(command: Command, setting: str, kind: type[Options] = Options) -> list[grid.Variant]:
     """The options of a run for each combination of participation and drop rate."""
     variants = []
     for share, dropped in itertools.product(command.participation, command.drop_rate):
-        one = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
+        one = {f.name: getattr(command, f.name) for f in dataclasses.fields(kind)}
         titles = [f"{run_folder.percent(share)} invited"] * (len(command.participation) > 1)
         titles += [f"{run_folder.percent(dropped)} dropped"] * (len(command.drop_rate) > 1)
-        options = Options(**{**one, "participation": share, "drop_rate": dropped})
+        options = kind(**{**one, "participation": share, "drop_rate": dropped})
         variants.append(grid.Variant(", ".join(titles), finish(options, setting)))
     return variants
 
@@ -185,13 +209,13 @@ def prepare(setting: str, options: Options) -> tuple[Federation, Task, dict[str,
     return federation, task, make_algorithms(setting, options, federation, task)
 
 
-def execute(setting: str, options: Options, folder: Path) -> RunResults:
+def execute(experiment: str, setting: str, options: Options, folder: Path) -> RunResults:
     """Train every chosen method, writing results into `folder` after each one; returns the results."""
     federation, task, algorithms = prepare(setting, options)
     paper = {}
     if paper_values.as_in_tables(vars(options)):
         paper = {n: v for (s, d, n), v in paper_values.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
-    results = train_methods(setting, options, folder, federation, task, algorithms, paper)
+    results = train_methods(experiment, options, folder, federation, task, algorithms, paper)
     figures = {}
     if options.sigma_sweep:
         rows = sweep_sigma(setting, options, federation, task, make_solver(options))

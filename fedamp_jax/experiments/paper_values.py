@@ -75,6 +75,9 @@ DIGITS_SIGMA = {
     "practical": {"FedAMP": 1.6, "HeurFedAMP": 280.0},
 }
 
+PERPLEXITY = 8
+"""Of --sigma auto: about how many others a client listens to (docs/attention.md)."""
+
 # Tables 1, 2, 3: BMTA in percent.
 _BMTA = {
     "iid": """
@@ -148,8 +151,13 @@ PFLEGO_TABLE2 = {
 }  # fmt: skip
 
 
-def sigma(setting: str, dataset: str, method: str) -> float:
-    """The paper's sigma, or ours for digits; for other data sets that the paper does not use, that of MNIST."""
+def sigma(setting: str, dataset: str, method: str) -> float | Literal["auto"]:
+    """The paper's sigma, or ours for digits; for other data sets that the paper does not use, that of MNIST.
+
+    For settings that the paper does not have it is `"auto"`.
+    """
+    if setting not in PAPER_SIGMA:
+        return "auto"
     if dataset == "digits":
         return DIGITS_SIGMA[setting][method]
     return PAPER_SIGMA[setting][method][_SETS.index(dataset) if dataset in _SETS else 0]
@@ -170,8 +178,11 @@ def _usual(own: Mapping[str, Any], steps: Mapping[str, Any]) -> bool:
 
 
 def apfl_alpha(setting: str, dataset: str) -> float:
-    """APFL's mixing weight (Tables 4 to 6); for data sets that the paper does not use, that of MNIST."""
-    return PAPER_APFL_ALPHA[setting][_SETS.index(dataset) if dataset in _SETS else 0]
+    """APFL's mixing weight (Tables 4 to 6); for data sets that the paper does not use, that of MNIST.
+
+    For settings that the paper does not have it is that of the practical one.
+    """
+    return PAPER_APFL_ALPHA.get(setting, PAPER_APFL_ALPHA["practical"])[_SETS.index(dataset) if dataset in _SETS else 0]
 
 
 def self_weights(setting: str, federation: Federation) -> np.ndarray:

@@ -114,7 +114,7 @@ def train_methods(
     Returns:
         The results, with all methods that the folder holds now.
     """
-    devices.configure(options.precision)
+    devices.configure(options.precision, getattr(options, "dtype", "float32"))
     names = chosen(options.methods, algorithms)
     participation(options, len(federation.train.size))
     done = run_folder.open_folder(folder, options, experiment)

@@ -102,15 +102,15 @@ class InHostMemory(Placement):
         program, _ = traced(compiled.__wrapped__, static, tree, _kinds(leaves))
         return _estimate(program.jaxpr)
 
-    def for_each_client(self, step, out, *args, work, parameters, at_most=None):
-        chunk = self.side_by_side(len(work), parameters, OneClient(step, out, *args), at_most)
+    def for_each_client(self, step, out, *args, work, at_most=None):
+        chunk = self.side_by_side(len(work), OneClient(step, out, *args), at_most)
         program, consts, leaves = _piece(step, chunk, out, *args)
         new = rows_p.bind(work, *consts, *leaves, jaxpr=program, whole=0, chunk=chunk, device=self.device)
         return jax.tree.unflatten(jax.tree.structure(out), new)
 
-    def for_each_pair(self, fn, rows, columns, *, work, parameters):
+    def for_each_pair(self, fn, rows, columns, *, work):
         m = len(work)
-        chunk = self.side_by_side(m, parameters, OneClient(lambda row, column: fn(row)(column), rows, columns))
+        chunk = self.side_by_side(m, OneClient(lambda row, column: fn(row)(column), rows, columns))
 
         def step(out_i: Any, row: Any, some: Any) -> Any:
             return lax.map(fn(row), some)

@@ -225,14 +225,14 @@ class OnMesh(Placement):
 
     # --- the verbs of a method ----------------------------------------------------------------------------------------
 
-    def for_each_client(self, step, out, *args, work, parameters, at_most=None):
-        chunk = self.side_by_side(len(work) // self.mesh.size, parameters, OneClient(step, out, *args), at_most)
+    def for_each_client(self, step, out, *args, work, at_most=None):
+        chunk = self.side_by_side(len(work) // self.mesh.size, OneClient(step, out, *args), at_most)
         return self._per_device(functools.partial(in_chunks, step, chunk), work, out, *args)
 
-    def for_each_pair(self, fn, rows, columns, *, work, parameters):
+    def for_each_pair(self, fn, rows, columns, *, work):
         turns, m = self.mesh.size, len(work)
         own = m // turns
-        chunk = self.side_by_side(own, parameters, OneClient(lambda row, column: fn(row)(column), rows, columns))
+        chunk = self.side_by_side(own, OneClient(lambda row, column: fn(row)(column), rows, columns))
         back = [(i, (i - 1) % turns) for i in range(turns)]
 
         def on_device(work: Any, rows: Any, columns: Any) -> Any:

@@ -81,20 +81,17 @@ class Placement:
         """The number of rows that `clients` clients take."""
         return clients
 
-    def side_by_side(
-        self, clients: int, parameters: int, client: OneClient | None = None, at_most: int | None = None
-    ) -> int:
+    def side_by_side(self, clients: int, client: OneClient | None = None, at_most: int | None = None) -> int:
         """How many of a device's clients it trains side by side: `chunk`, or what suits its platform and its memory.
 
         Args:
             clients: clients of the device.
-            parameters: `D`.
             client: what runs for each of them; None: something small.
             at_most: a further limit.
         """
         chosen = self.chunk
         if chosen is None:
-            chosen = platforms.side_by_side(self.platform, parameters, lambda: client is not None and client.convolves)
+            chosen = platforms.side_by_side(self.platform, lambda: client is not None and client.convolves)
             room = memory.room(self.first_device)
             if client is not None and room is not None and chosen != 1:
                 fit = max(1, memory.side_by_side(room, self.standing(client), client.peak))
@@ -184,7 +181,6 @@ class Placement:
         out: Any,
         *args: Any,
         work: Array,
-        parameters: int,
         at_most: int | None = None,
     ) -> Any:
         """`out` with the rows of all clients that have work replaced by `step(out_i, *args_i)`.
@@ -195,14 +191,13 @@ class Placement:
             *args: further trees with leaves `[M, ...]`, of which `step` gets one row.
             work: `[M]`, how long each client takes. The longest go first, so that clients that run side by side are of
                 similar length; those with 0 may not be run at all.
-            parameters: `D`, by which the number of clients side by side is chosen.
             at_most: a further limit to it.
 
         Returns:
             A tree like `out`.
         """
         refuse_spread((out, args))
-        chunk = self.side_by_side(len(work), parameters, OneClient(step, out, *args), at_most)
+        chunk = self.side_by_side(len(work), OneClient(step, out, *args), at_most)
         return in_chunks(step, chunk, work, out, *args)
 
     def for_each_pair(
@@ -212,7 +207,6 @@ class Placement:
         columns: Any,
         *,
         work: Array,
-        parameters: int,
     ) -> Array:
         """`fn(rows_i)(columns_j) -> scalar float32` for all pairs, `[M, M]`; rows without `work [M]` may stay 0.
 
@@ -224,7 +218,7 @@ class Placement:
 
         m = len(work)
         out = jnp.zeros((m, m), jnp.float32)
-        return self.for_each_client(step, out, rows, work=work, parameters=parameters)
+        return self.for_each_client(step, out, rows, work=work)
 
     def by_parameters(self, tree: Any) -> "ByParameters":
         """All clients' models, leaves `[M, ...]`, laid out by parameters in place of clients over the devices."""

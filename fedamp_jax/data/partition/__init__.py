@@ -6,7 +6,7 @@ change the training sets.
 """
 
 from fedamp_jax.data.partition.base import Partition
-from fedamp_jax.data.partition.classes import degrees, dirichlet, iid, pathological, relabel
+from fedamp_jax.data.partition.classes import degrees, dirichlet, iid, pathological, quantity_skew, relabel, shards
 from fedamp_jax.data.partition.given import by_name, match_names, natural, omniglot
 from fedamp_jax.data.partition.groups import Group, practical, practical_groups, superclasses
 
@@ -23,6 +23,8 @@ __all__ = [
     "pathological",
     "practical",
     "practical_groups",
+    "quantity_skew",
     "relabel",
+    "shards",
     "superclasses",
 ]
