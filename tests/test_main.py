@@ -81,6 +81,25 @@ def test_settings_from_toml(tmp_path, monkeypatch, capsys):
         assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_one_process_writes_to_a_folder(tmp_path):
+    """A second one is refused while the first lives, and this process may go on. Failed without the lock."""
+    code = "import pathlib, sys, fedamp_jax.experiments.run_folder as r; r.lock(pathlib.Path(sys.argv[1])); print('ok')"
+    other = lambda: subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)  # noqa: E731
+    assert other().stdout == "ok\n"
+    run_folder.lock(tmp_path)
+    run_folder.lock(tmp_path)
+    assert "another process is writing to --out" in other().stderr
+    run_folder._locked.popitem()[1].close()
+    assert other().stdout == "ok\n" and not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_permission(tmp_path, monkeypatch):
+    """Failed with the number of an error from the first write, after the training."""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(OSError, match=f"there is no permission to write to {tmp_path}; give another"):
+        run_folder.claim(tmp_path / "new" / "folder", {}, resume=False)
+
+
 def test_words(monkeypatch):
     """Of the command that started the process. Failed with `python` before `fedamp`."""
     monkeypatch.setattr(sys, "argv", ["fedamp practical", "--quick"])

@@ -108,6 +108,8 @@ def experiment(kind: type[T], text: str | None, name: str, *, several_devices: b
     """
     options: Any = parse(kind, text, name)
     with readable_errors():
+        if options.out is not None and not options.out.strip():
+            raise ValueError("--out needs the name of a folder; leave it out for one named after the settings")
         if several_devices:
             devices.use_devices(options)
         yield options, Path(options.out) if options.out else run_folder.default_folder(name, options)

@@ -85,14 +85,14 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
     if rounds is None:
         rounds = paper_values.ROUNDS if options.dataset != "digits" else 30
     epochs, epochs_range = options.epochs, options.epochs_range
-    if options.quick:
-        rounds, epochs = min(rounds, 3), min(epochs, 2)
-        epochs_range = epochs_range and (min(epochs_range[0], 1), min(epochs_range[1], 3))
     check_integer("--epochs", epochs, low=1)
     for end in epochs_range or ():
         check_integer("--epochs-range", end, low=1)
     if epochs_range and epochs_range[1] < epochs_range[0]:
         raise ValueError("--epochs-range needs LOW HIGH, got {} {}".format(*epochs_range))
+    if options.quick:
+        rounds, epochs = min(rounds, 3), min(epochs, 2)
+        epochs_range = epochs_range and (min(epochs_range[0], 1), min(epochs_range[1], 3))
     check_integer("--batch-size", options.batch_size, low=1)
     check_number("--learning-rate", options.learning_rate, low=0)
     check_number("--sgd-learning-rate", options.sgd_learning_rate, low=0)
