@@ -191,11 +191,12 @@ def execute(setting: str, options: Options, folder: Path) -> RunResults:
     paper = {}
     if paper_values.as_in_tables(vars(options)):
         paper = {n: v for (s, d, n), v in paper_values.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
-    results = train_methods(setting, options, folder, federation, task, algorithms, paper)
-    figures = {}
+    assert options.sigma is not None  # `finish` has set it
+    sigmas = {"FedAMP": options.sigma}
+    results = train_methods(setting, options, folder, federation, task, algorithms, paper, sigmas=sigmas)
+    sweep = None
     if options.sigma_sweep:
-        rows = sweep_sigma(setting, options, federation, task, make_solver(options))
-        report.write_json(rows, folder / "sigma_sweep.json")
-        figures["Sensitivity to sigma"] = plotting.sigma_sensitivity(rows)
-    run_folder.write_files(results, folder, figures)
+        sweep = sweep_sigma(setting, options, federation, task, make_solver(options))
+        report.write_json(sweep, folder / "sigma_sweep.json")
+    run_folder.write_files(results, folder, sweep)
     return results

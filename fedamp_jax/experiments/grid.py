@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fedamp_jax.experiments import plotting, report, run_folder
+from fedamp_jax.experiments import attention_history, plotting, report, run_folder
 from fedamp_jax.experiments.schema import GridResults, MethodResults, Part, RunResults
 from fedamp_jax.experiments.train import p_values
 
@@ -91,14 +91,17 @@ def combine(runs: Sequence[RunResults], seeds: Sequence[int]) -> RunResults:
 
     Numbers, curves and each client's accuracy are averaged over the seeds. `bmta_std` and `final_std` are the sample
     standard deviations over seeds (n - 1). The BMTA is the mean of the seeds' BMTAs, not the best of the mean curve.
-    p-values compare the clients' mean accuracies. xi is averaged only if all seeds have the same groups.
+    Curves have such deviations as well, in every round. p-values compare the clients' mean accuracies. xi and distances
+    are averaged only if all seeds have the same groups.
     """
     first = runs[0]
     names = [name for name in first["methods"] if all(name in run["methods"] for run in runs)]
     alike = first["groups"] is not None and all(run["groups"] == first["groups"] for run in runs)
     methods = {name: _combine_method([run["methods"][name] for run in runs], alike) for name in names}
+    sizes = [run.get("examples") for run in runs]
     return {
         **first,
+        "examples": sizes[0] if all(size == sizes[0] for size in sizes) else None,
         "settings": {**first["settings"], "seed": None, "seeds": list(seeds)},
         "groups": first["groups"] if alike else None,
         "chance_in_group_weight": first["chance_in_group_weight"] if alike else None,
@@ -114,13 +117,15 @@ def _combine_method(runs: Sequence[Mapping[str, Any]], alike: bool) -> MethodRes
         values = [run[key] for run in runs]
         # Where one value is unknown (None, in JSON null), so is the mean.
         known = None not in values
-        method[key] = np.mean(np.array(values, np.float64), axis=0).tolist() if known else None
-    for key in ("bmta", "final"):
-        method[f"{key}_std"] = float(np.std([run[key] for run in runs], ddof=1))
+        method[key] = np.mean(_numbers(values), axis=0).tolist() if known else None
+    for key in ("bmta", "final", *_CURVES):
+        values = [run[key] for run in runs]
+        method[f"{key}_std"] = None if None in values else np.std(_numbers(values), axis=0, ddof=1).tolist()
     method["best_rounds"] = [run["best_round"] for run in runs]
     method["best_round"] = int(np.median(method["best_rounds"]))
     method["seconds"] = sum(run["seconds"] for run in runs)
     method["xi"] = np.mean([run["xi"] for run in runs], axis=0).tolist() if alike and method["xi"] is not None else None
+    method["attention"] = attention_history.mean([run.get("attention") for run in runs]) if alike else None
     counts = [(client, n) for run in runs for client, n in run["rejected"].items()]
     method["rejected"] = {c: sum(n for other, n in counts if other == c) for c, _ in counts}
     if "last_rounds" in method:
@@ -129,6 +134,10 @@ def _combine_method(runs: Sequence[Mapping[str, Any]], alike: bool) -> MethodRes
         method["last_rounds"] = {**tails[0], "mean": mean, "ci95": ci}
         method["last_rounds"]["std"] = float(np.std([tail["mean"] for tail in tails], ddof=1))
     return cast(MethodResults, method)
+
+
+def _numbers(values: Any) -> np.ndarray:
+    return np.array(values, np.float64)  # None becomes NaN
 
 
 def _settings(variants: Sequence[Variant], seeds: Sequence[int]) -> dict[str, Any]:
@@ -142,14 +151,14 @@ def _settings(variants: Sequence[Variant], seeds: Sequence[int]) -> dict[str, An
 def summarize(
     experiment: str, variants: Sequence[Variant], seeds: Sequence[int], results: Mapping[str, RunResults]
 ) -> GridResults:
-    """The results of several variants, each without xi."""
+    """The results of several variants, each without attention weights."""
     head = run_folder.describe_run(experiment, variants[0].options)
     parts: dict[str, Part] = {
         title: {
             "folder": _slug(title),
             "settings": part["settings"],
             "clients": part["clients"],
-            "methods": {name: {**method, "xi": None} for name, method in part["methods"].items()},
+            "methods": {name: {**method, "xi": None, "attention": None} for name, method in part["methods"].items()},
             "wilcoxon": part["wilcoxon"],
         }
         for title, part in results.items()

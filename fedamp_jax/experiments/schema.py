@@ -20,6 +20,18 @@ class LastRounds(TypedDict):
     std: NotRequired[float]
 
 
+class AttentionHistory(TypedDict):
+    """The attention weights of a few rounds, and what they follow from, in four significant digits.
+
+    Keys: rounds: `[S]`. xi: `[S, M, M]`. distances: `[S, M (M - 1) / 2]`, the squared distances between the models that
+    the weights of the round follow from, of the pairs of clients (0, 1), (0, 2), ...; None if they were not measured.
+    """
+
+    rounds: list[int]
+    xi: list[list[list[float]]]
+    distances: list[list[float]] | None
+
+
 class MethodNumbers(TypedDict):
     """What every method's entry has, but for PFLEGO's score.
 
@@ -28,8 +40,9 @@ class MethodNumbers(TypedDict):
     rounds, mean_accuracy: `[R]`, the evaluated rounds and their means. loss: `[R]`. seconds: of the whole run.
     seconds_per_round: without the first round, which compiles; None after a single round. rejected: how many updates of
     a client were rejected, by client. paper: the paper's accuracy. in_group_weight, ari: `[R]`, how far attention has
-    found the groups. xi: `[M, M]`, the last round's collaboration weights. settings: of this method alone.
-    bmta_std, final_std, best_rounds: with several seeds.
+    found the groups. xi: `[M, M]`, the last round's collaboration weights. attention: those of earlier rounds, too.
+    settings: of this method alone. With several seeds, standard deviations over them: bmta_std, final_std, and `[R]`
+    mean_accuracy_std, loss_std, in_group_weight_std, ari_std; best_rounds: of each seed.
     """
 
     bmta: float
@@ -48,10 +61,15 @@ class MethodNumbers(TypedDict):
     ari: list[float | None] | None
     loss: NotRequired[list[float] | None]
     xi: NotRequired[list[list[float]] | None]
+    attention: NotRequired[AttentionHistory | None]
     settings: NotRequired[dict[str, Any]]
     bmta_std: NotRequired[float]
     final_std: NotRequired[float]
     best_rounds: NotRequired[list[int]]
+    mean_accuracy_std: NotRequired[list[float] | None]
+    loss_std: NotRequired[list[float] | None]
+    in_group_weight_std: NotRequired[list[float | None] | None]
+    ari_std: NotRequired[list[float | None] | None]
 
 
 class MethodResults(MethodNumbers):
@@ -91,8 +109,8 @@ class Head(TypedDict):
 class RunResults(Head):
     """The results of one run, or of several seeds of it.
 
-    Keys: methods: by name. clients: their number. groups: `[M]`, each client's group, if the data has groups.
-    chance_in_group_weight: the in-group weight if all weights are equal.
+    Keys: methods: by name. clients: their number. examples: `[M]`, each client's number of training examples.
+    groups: `[M]`, each client's group, if the data has groups. chance_in_group_weight: the in-group weight if all weights are equal.
     """
 
     methods: dict[str, MethodResults]
@@ -100,6 +118,7 @@ class RunResults(Head):
     groups: list[int] | None
     chance_in_group_weight: float | None
     wilcoxon: PValues
+    examples: NotRequired[list[int] | None]
 
 
 class Part(TypedDict):
@@ -194,6 +213,16 @@ def is_faulty(results: Results) -> TypeGuard[FaultyResults]:
 def is_grid(results: Results) -> TypeGuard[GridResults]:
     """Whether these are the results of several settings."""
     return "parts" in results
+
+
+def title(results: Head | Mapping[str, Any]) -> str:
+    """What was run on which data set.
+
+    >>> title({"experiment": "practical", "dataset": "mnist"}), title({"experiment": "omniglot", "dataset": "omniglot"})
+    ('practical on mnist', 'omniglot')
+    """
+    experiment, dataset = results["experiment"], results["dataset"]
+    return experiment if experiment == dataset else f"{experiment} on {dataset}"
 
 
 class Settings(TypedDict):
