@@ -70,7 +70,7 @@ def record(result: Run, k: int, accuracy: np.ndarray, info: Info, observe: Calla
 
 
 def keep(result: Run, k: int, info: Info, distances: Any) -> None:
-    """Add the weights of round `k`, if there are any, and the distances that they follow from, if they were measured."""
+    """Add the weights of round `k`, if there are any, and the distances that they follow from, if measured."""
     if info.xi is None:
         return
     m = len(info.xi)

@@ -107,8 +107,8 @@ def run(
             began = time.perf_counter()
             key_online, key_round, key_use = round_keys(key, k)
             present = train._replace(online=participation.online(key_online, train))
-            kept = snapshots is not None and k + 1 in snapshots.rounds
-            distances = snapshots.distances(result.state, train) if kept and snapshots.distances else None
+            kept = snapshots if snapshots is not None and k + 1 in snapshots.rounds else None
+            distances = kept.distances(result.state, train) if kept and kept.distances else None
             result.state, info = round(algorithm, result.state, present, key_round)
             info = history.trim(info, m)
             history.warn_if_lost(info)
@@ -119,7 +119,7 @@ def run(
                 history.record(result, k + 1, accuracy, info, observe)
                 note = {"note": f"{100 * accuracy.mean():.2f} %"}
             took = time.perf_counter() - began
-            if kept:
+            if kept is not None:
                 history.keep(result, k + 1, info, distances)
             result.seconds += took
             result.first_seconds = result.first_seconds or took

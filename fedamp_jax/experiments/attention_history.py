@@ -9,7 +9,7 @@ import numpy as np
 
 from fedamp_jax import Data, Placement, Run, Snapshots, server
 from fedamp_jax.algorithms.fedamp import FedAMPState
-from fedamp_jax.experiments.schema import AttentionHistory
+from fedamp_jax.experiments.schema import AttentionHistory, MethodResults
 
 _ROUNDS, _CLIENTS = 12, 100  # so many rounds with up to so many clients; of more clients fewer rounds, for size's sake
 _DIGITS = 4
@@ -80,3 +80,14 @@ def rounded(values: np.ndarray) -> list[Any]:
     """
     flat = [float(f"{value:.{_DIGITS}g}") for value in np.asarray(values, np.float64).flat]
     return np.array(flat).reshape(np.shape(values)).tolist()
+
+
+def history(method: MethodResults) -> AttentionHistory | None:
+    """The weights that a method's entry holds: of several rounds, or of the last one; None if there are none."""
+    kept = method.get("attention")
+    last = method.get("xi")
+    if kept:
+        return kept
+    if last is None or len(last) < 2:
+        return None
+    return {"rounds": [method["rounds"][-1]], "xi": [last], "distances": None}

@@ -13,7 +13,7 @@ from fedamp_jax import Algorithm, Solver, Task
 from fedamp_jax.algorithms.registry import Setup, make_all
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data import Federation
-from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, plotting, report, run_folder
+from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, report, run_folder
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.sweep import sweep_sigma
 from fedamp_jax.experiments.train import train_methods

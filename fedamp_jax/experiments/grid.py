@@ -11,8 +11,16 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fedamp_jax.experiments import attention_history, plotting, report, run_folder
-from fedamp_jax.experiments.schema import GridResults, MethodResults, Part, RunResults
+from fedamp_jax.experiments import (
+    attention_history,
+    comparison,
+    method_table,
+    plotting,
+    report,
+    result_files,
+    run_folder,
+)
+from fedamp_jax.experiments.schema import GridResults, MethodResults, Part, RunResults, title
 from fedamp_jax.experiments.train import p_values
 
 _CURVES = ("mean_accuracy", "loss", "in_group_weight", "ari")
@@ -62,9 +70,9 @@ def run(
         mine = {"experiment": experiment, **_settings(variants, seeds)}
         run_folder.claim(folder, mine, variants[0].options.resume, [_slug(v.title) for v in variants])
     results = {}
-    for title, options in variants:
-        inside = folder / _slug(title) if several else folder
-        results[title] = _all_seeds(experiment, options, seeds, inside, train)
+    for heading, options in variants:
+        inside = folder / _slug(heading) if several else folder
+        results[heading] = _all_seeds(experiment, options, seeds, inside, train)
     if not several:
         run_folder.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
         return results[variants[0].title]
@@ -154,28 +162,31 @@ def summarize(
     """The results of several variants, each without attention weights."""
     head = run_folder.describe_run(experiment, variants[0].options)
     parts: dict[str, Part] = {
-        title: {
-            "folder": _slug(title),
+        heading: {
+            "folder": _slug(heading),
             "settings": part["settings"],
             "clients": part["clients"],
             "methods": {name: {**method, "xi": None, "attention": None} for name, method in part["methods"].items()},
             "wilcoxon": part["wilcoxon"],
         }
-        for title, part in results.items()
+        for heading, part in results.items()
     }
     return {**head, "settings": _settings(variants, seeds), "parts": parts}
 
 
 def write_summary_report(summary: GridResults, results: Mapping[str, RunResults], folder: Path) -> None:
-    """Write `report.html` and `panels.png` of several variants, and print their table."""
+    """Write `report.html` and the figure `panels` of several variants, and print their table."""
     first = next(iter(results.values()))
-    rows = {f"{n} ({title})": m for title, part in results.items() for n, m in part["methods"].items()}
-    settings = summary["settings"]
-    page: RunResults = {**first, "settings": settings, "methods": rows, "wilcoxon": {}, "chance_in_group_weight": None}
-    figure = plotting.panels(summary)
-    plotting.save(figure, folder / "panels.png")
-    plotting.replace(folder / "report.html", report.html(page, {"Convergence": figure}).encode())
-    run_folder.console.print(report.table(page))
+    rows = {f"{n} ({heading})": m for heading, part in results.items() for n, m in part["methods"].items()}
+    files = {path.name: path.name for path in plotting.save_all(plotting.panels(summary), folder / "panels")}
+    record = result_files.Record(summary["experiment"], summary)
+    runs = [
+        comparison.Shown(heading, record, part, f"{part['folder']}/report.html")
+        for heading, part in summary["parts"].items()
+    ]
+    page = comparison.html(title(summary), runs, summary["command"], {"results.json": "results.json", **files})
+    plotting.replace(folder / "report.html", page.encode("utf-8", "backslashreplace"))
+    run_folder.console.print(method_table.table({**first, "settings": summary["settings"], "methods": rows}))
     text = f"Report: {folder / 'report.html'}; every setting has a report of its own."
     run_folder.console.print(text, highlight=False, soft_wrap=True)
 

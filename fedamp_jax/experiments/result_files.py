@@ -135,7 +135,8 @@ def p_value(a: Row, b: Row) -> float | None:
 def slim(record: Record, folder: Path, note: str | None) -> Path:
     """Write what the tables need of a record as `<name>.json` into `folder`; returns the path.
 
-    Large xi matrices and those of earlier rounds are left out, accuracies rounded, and this machine's folders removed from the command.
+    Large xi matrices and those of earlier rounds are left out, accuracies rounded, and this machine's folders removed
+    from the command.
 
     Args:
         record: the record.

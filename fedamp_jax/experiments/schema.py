@@ -3,8 +3,12 @@
 A key that is not `NotRequired` is in every result file. In a file, NaN is null.
 """
 
+import math
+import os
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypeAlias, TypedDict, TypeGuard, get_args, get_origin, get_type_hints, is_typeddict
+
+import numpy as np
 
 
 class LastRounds(TypedDict):
@@ -110,7 +114,8 @@ class RunResults(Head):
     """The results of one run, or of several seeds of it.
 
     Keys: methods: by name. clients: their number. examples: `[M]`, each client's number of training examples.
-    groups: `[M]`, each client's group, if the data has groups. chance_in_group_weight: the in-group weight if all weights are equal.
+    groups: `[M]`, each client's group, if the data has groups. chance_in_group_weight: the in-group weight if all
+    weights are equal.
     """
 
     methods: dict[str, MethodResults]
@@ -307,3 +312,22 @@ def check(schema: Any, value: Any, name: str) -> None:
         raise ValueError(f"{name} has no {missing[0]!r}")
     for key, item in value.items():
         check(hints.get(key) if is_typeddict(schema) else get_args(schema)[1], item, str(key))
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value`, called `where`, in JSON's types: NaN and infinities become None, arrays lists, keys strings.
+
+    Raises:
+        TypeError: JSON cannot represent a value; the message says which.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}[{str(key)!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, where) for item in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "__array__"):
+        return plain(np.asarray(value).tolist(), where)
+    raise TypeError(f"{where} holds a {type(value).__name__}, which JSON cannot hold: {value!r}")
