@@ -94,7 +94,9 @@ def distances(entry: AttentionHistory, groups: Sequence[Any] | None, sigma: floa
                 hovertemplate="%{y} pairs at %{x:.3~g}<extra>%{fullData.name}</extra>",
             )  # fmt: skip
     if sigma:
-        figure.add_vline(sigma, line={"color": GREY, "dash": "dash", "width": 2}, annotation_text=f"sigma = {sigma:g}")
+        figure.add_vline(sigma, line={"color": GREY, "dash": "dash", "width": 2})
+        place = {"x": float(np.log10(sigma)), "y": 1, "yref": "paper", "yanchor": "bottom"}
+        figure.add_annotation(**place, text=f"sigma = {sigma:g}", showarrow=False)
     return figure.update_layout(
         height=400, margin={"l": 50, "r": 10, "t": 25, "b": 45}, barmode="stack", legend=LEGEND,
         xaxis={"title": "squared distance", "type": "log"}, yaxis={"title": "pairs of clients"},

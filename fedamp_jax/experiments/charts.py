@@ -10,12 +10,10 @@ import plotly.graph_objects as go
 from fedamp_jax.experiments.schema import MethodResults
 from fedamp_jax.experiments.styles import GREY, Style, styles
 
-LEGEND = {
-    "orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal", "entrywidthmode": "fraction",
-    "entrywidth": 0.3,  # until the page knows its width
-}  # fmt: skip
+LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}  # the page sets its columns
 _HEIGHT, _LABEL = 400, 14  # pixels of a plot, and of a label beside it
 _LONGEST = 20  # characters of a label
+_BESIDE = 0.025  # of the axis between a line and its label
 _DASHES = {"-": "solid", "-.": "dashdot", "--": "dash", ":": "dot"}
 _SYMBOLS = {
     "s": "square", "o": "circle", "D": "diamond", "v": "triangle-down", "^": "triangle-up", "<": "triangle-left",
@@ -64,24 +62,15 @@ def curves(
     if chance is not None:
         figure.add_hline(chance, line={"color": GREY, "dash": "dash", "width": 1.5}, annotation_text="chance")
     rounds = [k for name in shown for k in methods[name]["rounds"]]
+    first, last = min(rounds) - 0.3, max(rounds) + _BESIDE * max(1, max(rounds) - min(rounds))
     right = 16 + 7 * min(_LONGEST, max(map(len, shown)))
     low, high = np.log10(limits) if log else limits
     figure.update_layout(
         height=_HEIGHT + 100, margin={"l": 55, "r": right, "t": 10, "b": 50}, legend=LEGEND, hovermode="closest",
-        xaxis={"title": "communication round", "range": [min(rounds) - 0.3, max(rounds) + 0.3]},
+        xaxis={"title": "communication round", "range": [first, last]},
         yaxis={"title": label, "range": [low, high], "type": "log" if log else "linear"},
     )  # fmt: skip
     return figure
-
-
-LEGEND = {
-    "orientation": "h",
-    "x": 0,
-    "y": -0.2,
-    "yanchor": "top",
-    "traceorder": "normal",
-    "entrywidthmode": "fraction",
-}
 
 
 def _line(figure: go.Figure, name: str, x: Sequence[int], y: np.ndarray, style: Style, place: int) -> None:
@@ -113,7 +102,7 @@ def _band(
 def _end_label(figure: go.Figure, name: str, x: Sequence[int], y: np.ndarray, height: float, style: Style) -> None:
     """The name beside the last value, at a height where it covers no other."""
     last = np.flatnonzero(np.isfinite(y))[-1]
-    beyond = x[last] + 0.02 * max(1, x[-1] - x[0])
+    beyond = x[last] + _BESIDE * max(1, x[-1] - x[0])
     short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
     figure.add_scatter(
         x=[x[last], beyond], y=[y[last], height], text=["", escape(short)], textposition="middle right",

@@ -9,14 +9,15 @@ function fit(div) {
   const names = div.data.filter((trace) => trace.showlegend !== false && trace.visible !== false);
   if (!div.layout.legend || names.length < 2) return;
   const longest = Math.max(...names.map((trace) => trace.name.length));
-  const columns = Math.max(1, Math.floor((div.clientWidth - 80) / (60 + 7.5 * longest)));
+  const width = div.clientWidth - div.layout.margin.l - div.layout.margin.r;
+  const columns = Math.max(1, Math.floor(width / (50 + 7.5 * longest)));
   const rows = Math.ceil(names.length / columns);
   div.plain = div.plain || div.layout.height;
   Plotly.relayout(div, {
-    "legend.entrywidth": 1 / columns,
+    "legend.entrywidth": Math.floor(width / columns) - 50,
     height: div.plain + 20 * rows,
-    "margin.b": 55 + 20 * rows,
-    "legend.y": -45 / (div.plain - 75),
+    "margin.b": 70 + 20 * rows,
+    "legend.y": -65 / (div.plain - 80 - div.layout.margin.t),
   });
 }
 
