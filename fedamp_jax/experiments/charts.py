@@ -68,7 +68,8 @@ def curves(
     figure.update_layout(
         height=_HEIGHT + 100, margin={"l": 55, "r": right, "t": 10, "b": 50}, legend=LEGEND, hovermode="closest",
         xaxis={"title": "communication round", "range": [first, last]},
-        yaxis={"title": label, "range": [low, high], "type": "log" if log else "linear"},
+        yaxis={"title": label, "range": [low, high], "type": "log" if log else "linear",
+               "exponentformat": "power", "nticks": 10},
     )  # fmt: skip
     return figure
 
