@@ -16,7 +16,7 @@ from fedamp_jax.experiments.schema import AttentionHistory, MethodResults
 from fedamp_jax.experiments.styles import BLUE, COLOURS, GREY, RED
 
 
-def heat_map(name: str, entry: AttentionHistory, order: np.ndarray, borders: Sequence[float], top: float) -> go.Figure:
+def heat_map(name: str, entry: AttentionHistory, order: np.ndarray, borders: Sequence[float]) -> go.Figure:
     """The weights that clients give to others, a layer for each round.
 
     Args:
@@ -24,9 +24,8 @@ def heat_map(name: str, entry: AttentionHistory, order: np.ndarray, borders: Seq
         entry: its weights.
         order: `[M]`, the clients in the order in which they are shown.
         borders: of the groups, as positions.
-        top: the weight at the upper end of the colour scale, which begins at 0.
     """
-    figure, names = go.Figure(), [str(client) for client in order]
+    figure, names, top = go.Figure(), [str(client) for client in order], _top(numbers(entry["xi"]))
     for k, xi in zip(entry["rounds"], entry["xi"], strict=True):
         shown = numbers(xi)[np.ix_(order, order)]
         np.fill_diagonal(shown, np.nan)
@@ -44,6 +43,13 @@ def heat_map(name: str, entry: AttentionHistory, order: np.ndarray, borders: Seq
         yaxis={"title": "client that listens", "type": "category", "autorange": "reversed", "scaleanchor": "x",
                "constrain": "domain", "showgrid": False},
     )  # fmt: skip
+
+
+def _top(xi: np.ndarray) -> float:
+    """The upper end of the colour scale: above it are the few largest of the weights `[S, M, M]` for others."""
+    others = xi[:, ~np.eye(xi.shape[1], dtype=bool)]
+    others = others[np.isfinite(others)]
+    return float(np.percentile(others, 99.5) or others.max() or 1.0) if others.size else 1.0
 
 
 def collaborators(entry: AttentionHistory, groups: Sequence[Any] | None) -> go.Figure | None:
@@ -106,19 +112,15 @@ def distances(entry: AttentionHistory, groups: Sequence[Any] | None, sigma: floa
 def attention(
     methods: Mapping[str, MethodResults], groups: Sequence[Any] | None
 ) -> dict[str, dict[str, go.Figure | None]]:
-    """`weights`, `collaborators` and `distances` by method with weights, in one order and on one colour scale."""
+    """`weights`, `collaborators` and `distances` of every method with weights, with clients in one order."""
     entries = {name: history(method) for name, method in methods.items()}
     known = {name: entry for name, entry in entries.items() if entry is not None}
     if not known:
         return {}
-    off = [np.asarray(numbers(entry["xi"])[:, ~np.eye(len(entry["xi"][0]), dtype=bool)]) for entry in known.values()]
-    others = np.concatenate([values.ravel() for values in off])
-    others = others[np.isfinite(others)]
-    top = float(np.percentile(others, 99.5) or others.max()) if others.size else 0.0
     order, borders = sorted_clients(next(iter(known.values()))["xi"][-1], groups)
     return {
         name: {
-            "weights": heat_map(name, entry, order, borders, top or 1.0),
+            "weights": heat_map(name, entry, order, borders),
             "collaborators": collaborators(entry, groups),
             "distances": distances(entry, groups, (methods[name].get("settings") or {}).get("sigma")),
         }

@@ -49,7 +49,7 @@ def curves(
     shown = {name: y for name, y in shown.items() if np.isfinite(y).any()}
     if not shown:
         return None
-    values = np.concatenate(list(shown.values()))
+    values = np.concatenate([_with_band(methods[name], key) for name in shown])
     log = log and bool(np.nanmin(values) > 0)
     limits = limits or _limits(values, log)
     looks, figure = styles(methods), go.Figure()
@@ -95,7 +95,7 @@ def _band(
     red, green, blue = (int(style.colour[i : i + 2], 16) for i in (1, 3, 5))
     figure.add_scatter(
         x=np.concatenate([rounds, rounds[::-1]]), y=np.concatenate([high, low[::-1]]), legendgroup=name, fill="toself",
-        fillcolor=f"rgba({red},{green},{blue},0.15)", mode="lines", line={"width": 0}, hoverinfo="skip",
+        fillcolor=f"rgba({red},{green},{blue},0.12)", mode="lines", line={"width": 0}, hoverinfo="skip",
         showlegend=False, name=f"{escape(name)} band",
     )  # fmt: skip
 
@@ -140,8 +140,14 @@ def spread(values: Sequence[float], limits: tuple[float, float], log: bool = Fal
 
 def common_limits(methods: Iterable[MethodResults], key: str) -> tuple[float, float] | None:
     """Limits of an axis that holds the curves of all these methods; None if there is no value."""
-    values = np.concatenate([numbers(method.get(key)) for method in methods])
+    values = np.concatenate([_with_band(method, key) for method in methods])
     return _limits(values, False) if np.isfinite(values).any() else None
+
+
+def _with_band(method: MethodResults, key: str) -> np.ndarray:
+    """The values of a curve, and the edges of its band."""
+    y, deviation = numbers(method.get(key)), numbers(method.get(f"{key}_std"))
+    return np.concatenate([y, y - deviation, y + deviation]) if deviation.size == y.size else y
 
 
 def _limits(values: np.ndarray, log: bool) -> tuple[float, float]:

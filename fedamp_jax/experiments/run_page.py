@@ -15,8 +15,8 @@ from fedamp_jax.experiments.schema import MethodResults, RunResults, plain, titl
 
 _METHODS = """BMTA: best mean test accuracy, the highest mean over clients in any evaluated round. final: the mean in
     the last round. s / round: seconds per round. rejected: number of clients that kept their previous model in some
-    round because their update was not finite. ±: standard deviation over seeds; for the last rounds, PFLEGO's score, the 95%
-    confidence interval over clients."""
+    round because their update was not finite. ±: standard deviation over seeds; for the last rounds, PFLEGO's score,
+    the 95% confidence interval over clients."""
 _TESTS = """Columns with a reference method: the points by which the row's mean accuracy is above the reference's in the
     last round, and the two-sided p of the Wilcoxon signed-rank test over the clients' accuracies in the same round,
     corrected for the number of comparisons by Holm's method. Click on the name of a column to sort by it."""
@@ -24,8 +24,8 @@ _CURVES = """Mean over clients after each evaluated round. Click on a name in th
     double-click to see it alone; drag to zoom, double-click in the chart to see all."""
 _BAND = " Bands: one standard deviation over the seeds."
 _WEIGHTS = """How much of another client's model goes into the cloud model of the client that listens. The diagonal, a
-    client's own weight, is left out. All rounds and methods have one colour scale, which ends at the 99.5th percentile
-    of the weights."""
+    client's own weight, is left out. All rounds of a method have one colour scale, which ends at the 99.5th percentile
+    of its weights."""
 _GROUPS = """Red lines separate the true groups of the data, which no method knows. Share of the weight given to others
     that stays in the client's own group; and agreement of the groups found from the weights with the true groups
     (adjusted Rand index, 1: perfect). Dashed: chance."""

@@ -36,7 +36,7 @@ KNOWN = {
     "Separate": Style(GREY, ":", "s"), "FedAvg": Style(SKY, "-", "o"), "FedProx": Style(GREEN, "--", "v"),
     "FedAvg-FT": Style(BROWN, "-", "P"), "FedProx-FT": Style(GREEN, ":", "^"), "SCAFFOLD": Style(ORANGE, "-", "<"),
     "APFL": Style(PINK, "-", ">"), "FedAMP": Style(RED, "-", "D"), "HeurFedAMP": Style(BLUE, "--", "*"),
-    "Ditto": Style(GREY, "-", "X"), "FedPer": Style(ORANGE, "-.", "p"), "FedRep": Style(PINK, "-.", "h"),
+    "Ditto": Style(GREEN, "-", "X"), "FedPer": Style(ORANGE, "-.", "p"), "FedRep": Style(PINK, ":", "h"),
     "FedBABU": Style(GREY, "-.", "d"), "FedRecon": Style(BROWN, "-.", "8"), "PFLEGO": Style(BLUE, "-.", "H"),
     "pFedMe": Style(SKY, "-.", "x"), "FedFomo": Style(BROWN, ":", "+"), "pFedGraph": Style(GREEN, "-.", "4"),
 }
