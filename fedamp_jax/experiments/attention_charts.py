@@ -4,6 +4,7 @@ A trace whose `meta` is a number belongs to that round: the page shows one round
 """
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def collaborators(entry: AttentionHistory, groups: Sequence[Any] | None) -> go.F
             x=[k for _ in members for k in [*rounds, *gap]], y=[v for i in members for v in [*counts[:, i], *gap]],
             text=[f"client {i}" for i in members for _ in [*rounds, *gap]], mode="lines+markers", marker={"size": 4},
             line={"color": COLOURS[number % len(COLOURS)], "width": 1}, opacity=0.7,
-            name="a client" if group is None else f"group {group}",
+            name="a client" if group is None else escape(f"group {group}"),
             hovertemplate="%{text}, round %{x}: %{y:.1f} others<extra></extra>",
         )  # fmt: skip
     middle = [float(np.nanmedian(row)) if np.isfinite(row).any() else None for row in counts]
