@@ -33,7 +33,7 @@ def run_of(names=("FedAvg", "FedAMP", "HeurFedAMP", "Separate"), seeds=None):
     head = {"experiment": "practical", "dataset": "digits", "created": "2030", "command": "python x.py",
             "settings": {"seeds": seeds, "participation": 1.0, "drop_rate": 0.0, "model": "mlp"}, "versions": {},
             "device": "cpu", "rounds": 5}  # fmt: skip
-    return {**head, "methods": methods, "clients": 8, "groups": groups.tolist(), "examples": list(range(10, 18)),
+    return {**head, "methods": methods, "clients": 8, "groups": groups.tolist(), "examples": list(range(5, 13)),
             "chance_in_group_weight": 3 / 7, "wilcoxon": {"FedAMP": {"FedAvg": 0.01}}}  # fmt: skip
 
 
@@ -143,7 +143,8 @@ def test_tables_are_sorted(opened):
         assert values == sorted(values)[::order]
     clients.locator("button", has_text="client").first.click()
     assert column(1) == [str(i) for i in range(8)]
-    assert column(3) == [str(i) for i in range(10, 18)]
+    clients.locator("button", has_text="examples").click()
+    assert column(3) == [str(i) for i in range(12, 4, -1)]
 
 
 def luminance(colour):
@@ -160,7 +161,9 @@ def test_colours_follow_the_reader(scheme, opened):
     )
     areas = [luminance(c) for c in [*style("body, .chart, table, th, .rounds", "backgroundColor"),
                                     *style(".chart .main-svg", "backgroundColor")]]  # fmt: skip
-    areas += [luminance(c) for c in style(".chart .bglayer .bg, .chart .legend .bg", "fill") if c.startswith("rgb")]
+    filled = ".chart :is(.bglayer, .legend) .bg"
+    fills = zip(style(filled, "fill"), style(filled, "fillOpacity"), strict=True)
+    areas += [luminance(c) for c, opacity in fills if c != "none" and float(opacity) > 0]
     texts = [luminance(c) for c in style(".chart :is(.xtick, .ytick, .cbaxis, .legend) text, .xtitle, .ytitle", "fill")]
     assert len(texts) > 50
     dark = scheme == "dark"
