@@ -83,14 +83,15 @@ def test_the_spread_of_several_seeds(tmp_path):
 
     def with_history(options, folder):
         results = fake(options, folder)
-        kept = {"rounds": [1, 2], "xi": [[[0.0, options.seed], [1.0, 0.0]]] * 2, "distances": [[options.seed]] * 2}
+        xi = np.full((2, 4, 4), 1.0 + options.seed).tolist()
+        kept = {"rounds": [1, 2], "xi": xi, "distances": np.full((2, 6), 1.0 + options.seed).tolist()}
         results["methods"]["FedAMP"]["attention"] = kept
         return {**results, "examples": [5, 6, 7, options.seed]}
 
     combined = grid.run("practical", [variant()], (0, 2), tmp_path / "out", with_history)
     entry = combined["methods"]["FedAMP"]
     assert entry["mean_accuracy_std"] == pytest.approx([2**0.5] * 2) and entry["loss_std"] == [0.0, 0.0]
-    assert entry["attention"]["xi"][0] == [[0.0, 1.0], [1.0, 0.0]] and entry["attention"]["distances"][1] == [1.0]
+    assert np.unique(entry["attention"]["xi"]) == 2.0 and np.unique(entry["attention"]["distances"]) == 2.0
     assert combined["examples"] is None and "mean of 2 seeds" in (tmp_path / "out" / "report.html").read_text()
     others = [with_history(variant(seed=seed).options, tmp_path / str(seed)) for seed in (0, 2)]
     others[1]["groups"] = [0, 1, 1, 0]

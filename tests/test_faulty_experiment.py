@@ -28,7 +28,7 @@ def test_the_run_and_its_report_name_the_client():
     result = fedamp_jax.run(tiny_task(), algorithm, bad, test, rounds=3, progress=False)
     assert result.rejected.tolist() == [0, 0, 3, 0]
     rejected = {str(i): int(n) for i, n in enumerate(result.rejected) if n}
-    entry = method_entry(100.0 * result.accuracy[-1], rejected=rejected, loss=result.loss)
+    entry = method_entry(100.0 * result.accuracy[-1], rejected=rejected, loss=result.loss, rounds=3)
     results = {"experiment": "x", "dataset": "y", "created": "", "command": "", "settings": {}, "versions": {},
                "device": "", "clients": 4, "rounds": 3, "methods": {"FedAvg": entry}}  # fmt: skip
     assert "Rejected in FedAvg: client 2 (3 rounds)." in run_page.html(results)
