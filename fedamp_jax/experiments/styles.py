@@ -26,7 +26,7 @@ class Style(NamedTuple):
 # Colours of Okabe and Ito, which colour-blind readers can distinguish; grey and brown in place of their black and
 # yellow, which do not show on black or white.
 RED, BLUE, GREEN, ORANGE = "#D55E00", "#0072B2", "#009E73", "#E69F00"
-PINK, SKY, GREY, BROWN = "#CC79A7", "#56B4E9", "#8C8C8C", "#8C564B"
+PINK, SKY, GREY, BROWN = "#CC79A7", "#56B4E9", "#8C8C8C", "#A0674F"
 COLOURS = (RED, BLUE, GREEN, ORANGE, PINK, SKY, GREY, BROWN)
 LINES = ("-", "-.", "--", ":")
 MARKERS = "soDv^<>PXphd8H*x+1234|_"
