@@ -67,12 +67,15 @@ def test_methods_without_weights_have_none():
 
 def test_what_a_result_file_holds():
     """Four significant digits, pairs in the order of the upper triangle. Failed with the lower one."""
-    xi = np.full((2, 3, 3), 1 / 3, np.float32)
-    distances = np.array([[[0, 1, 2], [1, 0, 3.14159265], [2, 3.14159265, 0]]] * 2)
-    kept = fedamp_jax.Run(None, snapshot_rounds=[1, 4], snapshot_xi=xi, snapshot_distances=distances)
+    xi = np.full((2, 4, 4), 1 / 3, np.float32)
+    numbers = np.arange(4)
+    upper = np.triu(10 * numbers[:, None] + numbers + 0.14159265, 1)
+    kept = fedamp_jax.Run(
+        None, snapshot_rounds=[1, 4], snapshot_xi=xi, snapshot_distances=np.stack([upper + upper.T] * 2)
+    )
     entry = attention_history.entry(kept)
-    assert entry["rounds"] == [1, 4] and entry["xi"][1][2] == [0.3333] * 3
-    assert entry["distances"] == [[1.0, 2.0, 3.142]] * 2
+    assert entry["rounds"] == [1, 4] and entry["xi"][1][2] == [0.3333] * 4
+    assert entry["distances"] == [[1.142, 2.142, 3.142, 12.14, 13.14, 23.14]] * 2
 
 
 def test_which_rounds():
