@@ -27,7 +27,7 @@ def snapshots(rounds: int, evaluate_every: int, clients: int, by_distance: bool)
         by_distance: whether the method is FedAMP, whose weights follow from squared distances: these are kept, too.
 
     >>> sorted(snapshots(90, 1, 20, False).rounds), sorted(snapshots(90, 20, 1000, False).rounds)
-    ([1, 2, 3, 5, 8, 12, 17, 26, 40, 60, 90], [20, 90])
+    ([1, 2, 3, 5, 8, 12, 18, 26, 40, 60, 90], [20, 90])
     """
     evaluated = sorted({*range(evaluate_every, rounds + 1, evaluate_every), rounds})
     number = max(2, min(_ROUNDS, int(_ROUNDS * (_CLIENTS / clients) ** 2)))
