@@ -35,7 +35,7 @@ from fedamp_jax.clients import for_each_client, stream
 from fedamp_jax.driver.checkpoint import Checkpoint
 from fedamp_jax.driver.estimate import estimate
 from fedamp_jax.driver.evaluation import evaluate
-from fedamp_jax.driver.history import Run
+from fedamp_jax.driver.history import Run, Snapshots
 from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.rounds import round, scan_rounds
@@ -63,6 +63,7 @@ __all__ = [
     "Participation",
     "Placement",
     "Run",
+    "Snapshots",
     "Solver",
     "estimate",
     "evaluate",

@@ -21,9 +21,9 @@ from fedamp_jax.checks import check_integer
 from fedamp_jax.types import Data
 
 FORMAT = 3
-"""Number of the layout below. Raised whenever what a state means changes without changing its shapes."""
-_HISTORY = ("rounds", "loss", "observed", "seconds", "first_seconds", "starts")
-_ARRAYS = ("accuracy", "rejected", "xi")
+"""Number of the layout below. Raised whenever it changes, or what a state means changes without changing its shapes."""
+_HISTORY = ("rounds", "loss", "observed", "snapshot_rounds", "seconds", "first_seconds", "starts")
+_ARRAYS = ("accuracy", "rejected", "xi", "snapshot_xi", "snapshot_distances")
 
 
 class Checkpoint(NamedTuple):

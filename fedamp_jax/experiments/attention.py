@@ -207,7 +207,9 @@ def execute(options: Options, folder: Path) -> RunResults:
         federation = federation._replace(train=train, test=validation)
     task = fedamp_paper.make_task(options, federation)
     algorithms = make_algorithms(options, federation, task)
-    results = train_methods("attention", options, folder, federation, task, algorithms, {})
+    assert options.sigma is not None  # `finish` has set it
+    sigmas = {"FedAMP": options.sigma}
+    results = train_methods("attention", options, folder, federation, task, algorithms, {}, sigmas=sigmas)
     run_folder.write_files(results, folder)
     return results
 
