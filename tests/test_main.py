@@ -1,5 +1,6 @@
 """The command `fedamp`."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -89,7 +90,7 @@ def test_one_process_writes_to_a_folder(tmp_path):
     run_folder.lock(tmp_path)
     run_folder.lock(tmp_path)
     assert "another process is writing to --out" in other().stderr
-    run_folder._locked.popitem()[1].close()
+    os.close(run_folder._locked.popitem()[1])
     assert other().stdout == "ok\n" and not list(tmp_path.iterdir())
 
 

@@ -126,7 +126,7 @@ def claim(
     return found
 
 
-_locked: dict[str, Any] = {}
+_locked: dict[str, int] = {}
 
 
 def lock(folder: Path) -> None:
@@ -142,11 +142,12 @@ def lock(folder: Path) -> None:
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     if name in _locked:
         return
-    file = (Path(tempfile.gettempdir()) / f"fedamp_jax-{os.getuid()}-{name}.lock").open("a")
+    # A number in place of a file object, which Python would close: it is held until the process ends.
+    file = os.open(Path(tempfile.gettempdir()) / f"fedamp_jax-{os.getuid()}-{name}.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
+        os.close(file)
         text = f"another process is writing to --out {folder}: wait until it has ended, or give another folder"
         raise ValueError(text) from None
     _locked[name] = file
