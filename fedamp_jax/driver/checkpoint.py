@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp  # a second of import that only those pay who save
 
         check_integer("keep", keep, low=1)
+        logging.getLogger("absl").addFilter(_not_raised_again)
         try:
             self._fingerprint = json.loads(json.dumps(fingerprint or {}))
         except (TypeError, ValueError) as error:
@@ -221,6 +223,11 @@ def describe(data: Data, m: int) -> str:
             digest.update(np.ascontiguousarray(np.asarray(a)[:m]))  # pyright: ignore[reportArgumentType]
             total += int(np.asarray(a).sum()) if name == "size" else 0
     return f"{m} clients, {total} examples, digest {digest.hexdigest()}"
+
+
+def _not_raised_again(record: logging.LogRecord) -> bool:
+    """False for the tracebacks that orbax's threads log of an error which `save` or `close` then raises."""
+    return not (record.exc_info and "orbax" in Path(record.pathname).parts)
 
 
 def _brief(error: Exception) -> str:
