@@ -34,7 +34,7 @@ from fedamp_jax.attention import NegativeSelfWeightError
 from fedamp_jax.clients import for_each_client, stream
 from fedamp_jax.driver.checkpoint import Checkpoint
 from fedamp_jax.driver.estimate import estimate
-from fedamp_jax.driver.evaluation import evaluate
+from fedamp_jax.driver.evaluation import evaluate, predict
 from fedamp_jax.driver.history import Run
 from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
@@ -45,7 +45,7 @@ from fedamp_jax.models import cross_entropy
 from fedamp_jax.penalties import Prox
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.solver import Solver, solve
-from fedamp_jax.types import Algorithm, Batch, Data, Info, RoundError, Task, Variables
+from fedamp_jax.types import Algorithm, Batch, Data, Info, Metric, RoundError, Task, Variables
 from fedamp_jax.validation import cross_losses, holdout
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "Batch",
     "Data",
     "Info",
+    "Metric",
     "NegativeSelfWeightError",
     "RoundError",
     "Task",
@@ -66,6 +67,7 @@ __all__ = [
     "Solver",
     "estimate",
     "evaluate",
+    "predict",
     "round",
     "run",
     "scan_rounds",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedamp_jax.checks import check_integer, check_type
+from fedamp_jax.contract import check_task
 from fedamp_jax.minibatches import for_each_minibatch
 from fedamp_jax.penalties import Penalty
 from fedamp_jax.trees import check_float32, combine, partition, seeded
@@ -71,18 +72,18 @@ class Solver:
         """The optimizer of round `k`."""
         return self.optimizer if isinstance(self.optimizer, optax.GradientTransformation) else self.optimizer(k)
 
-    def width(self, data: Data) -> int:
-        """`B`: the batch size, or the padded length of the clients' data if that is smaller."""
-        return min(self.batch_size, data.y.shape[-1])
+    def width(self, client: Data) -> int:
+        """`B`: the batch size, or the padded length of ONE client's data if that is smaller."""
+        return min(self.batch_size, client.y.shape[0])
 
 
 def check_parts(task: Any, solver: Any, **others: Any) -> None:
     """Validate what every method is made of; `others`: further solvers by name, or None.
 
     Raises:
-        TypeError: if `task` is not a `Task` or a solver not a `Solver`.
+        TypeError: if `task` is not a `Task`, its `init` does not return `Variables`, or a solver is not a `Solver`.
     """
-    check_type("task", task, Task, "such as fedamp_jax.models.mlp(classes=10)")
+    check_task(task)
     for name, given in {"solver": solver, **{k: v for k, v in others.items() if v is not None}}.items():
         check_type(name, given, Solver, "such as fedamp_jax.Solver(optax.adam(1e-3))")
 

@@ -231,7 +231,7 @@ def test_results_list_clients_by_id():
     Failed when xi's columns stayed where they were.
     """
     xi = np.arange(9.0).reshape(3, 3)
-    rows = fedamp_jax.Run(None, accuracy=np.array([[0.2, 0.0, 0.1]]), rejected=np.array([2, 0, 1]), xi=xi)
+    rows = fedamp_jax.Run(None, metrics={"accuracy": np.array([[0.2, 0.0, 0.1]])}, rejected=np.array([2, 0, 1]), xi=xi)
     found = train.by_id(rows, np.array([2, 0, 1]))
     assert found.accuracy.tolist() == [[0.0, 0.1, 0.2]] and found.rejected.tolist() == [0, 1, 2]
     assert found.xi.tolist() == [[4, 5, 3], [7, 8, 6], [1, 2, 0]]

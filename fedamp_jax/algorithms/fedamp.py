@@ -181,6 +181,10 @@ def fedamp(
     >>> algorithm = fedamp_jax.fedamp(task, fedamp_jax.Solver(optax.adam(1e-3)), sigma=10.0, self_weight=1 / 21)
     """
     attention.check_hyperparameters(sigma, self_weight)
+    if not callable(slope):
+        raise TypeError(
+            f"slope must be a function, fedamp_jax.attention.neg_exp, scad, mcp or one of your own, got {slope!r}"
+        )
 
     def weights(models, edges, k, data):
         own = None if self_weight is None else per_client("self_weight", at_round(self_weight, k), data)

@@ -14,7 +14,7 @@ from fedamp_jax.minibatches import for_each_minibatch, full_gradient, share_of
 from fedamp_jax.placement.programs import repeat
 from fedamp_jax.server import sample_weights, statistics_policy
 from fedamp_jax.solver import Solver, check_parts
-from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, where
+from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, take, where
 from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -39,7 +39,7 @@ def _features(task: Task, solver: Solver, key: Array, client: Data, start: Varia
         return phi.at[batch.rows].set(features(start, batch, key)[0], mode="drop")
 
     def example(rows: Array) -> Array:
-        batch = Batch(client.x[rows], client.y[rows], rows >= 0, client.classes)
+        batch = Batch(take(client.x, rows), client.y[rows], rows >= 0, client.classes)
         return features(start, batch, key)[0]
 
     one = jax.eval_shape(example, jnp.zeros(solver.width(client), jnp.int32))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedamp_jax.types import Info
+from fedamp_jax.types import Info, Metric
 
 
 @dataclasses.dataclass
@@ -19,7 +19,8 @@ class Run:
     Attributes:
         state: the algorithm's last state.
         rounds: evaluated rounds, 1-based; K of them below.
-        accuracy: `[K, M]` float32 in 0..1, each client's test accuracy.
+        metrics: for each metric of the task, `[K, M]` float32, its mean over each client's test data; NaN for a client
+            without any.
         loss: `[K]` mean training loss of the clients that trained; NaN if none did.
         rejected: `[M]` int, how often each client's update was discarded.
         observed: what `observe` returned, a list of K numbers per name.
@@ -30,7 +31,7 @@ class Run:
 
     state: Any
     rounds: list[int] = dataclasses.field(default_factory=list)
-    accuracy: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    metrics: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     loss: list[float] = dataclasses.field(default_factory=list)
     rejected: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
     observed: dict[str, list[float]] = dataclasses.field(default_factory=dict)
@@ -38,16 +39,38 @@ class Run:
     seconds: float = 0.0
     first_seconds: float = 0.0
 
+    @property
+    def accuracy(self) -> np.ndarray:
+        """`metrics["accuracy"]`: `[K, M]` float32 in 0..1.
 
-def record(result: Run, k: int, accuracy: np.ndarray, info: Info, observe: Callable | None) -> None:
-    """Add one evaluation to the history."""
+        Raises:
+            AttributeError: if the task has other metrics.
+        """
+        if "accuracy" not in self.metrics:
+            names = ", ".join(map(repr, self.metrics)) or "none"
+            raise AttributeError(f"the task has no metric 'accuracy': read Run.metrics, which has {names}")
+        return self.metrics["accuracy"]
+
+
+def record(result: Run, k: int, scores: np.ndarray, info: Info, observe: Callable | None) -> None:
+    """Add one evaluation to the history; `scores [M, P]` has a column for each of `result.metrics`."""
     trained = (np.asarray(info.epochs) > 0) & ~np.asarray(info.rejected)
     result.rounds.append(k)
-    result.accuracy = np.concatenate([result.accuracy, accuracy[None]])
+    for i, (name, before) in enumerate(result.metrics.items()):
+        result.metrics[name] = np.concatenate([before, scores[None, :, i]])
     result.loss.append(float(np.asarray(info.loss)[trained].mean()) if trained.any() else float("nan"))
     result.xi = None if info.xi is None else np.asarray(info.xi)
     for name, value in (observe(info) if observe else {}).items():
         result.observed.setdefault(name, []).append(float(value))
+
+
+def note_of(metric: Metric, scores: np.ndarray) -> str:
+    """What the progress bar says of a metric `[M]`: the mean over the clients that have test data."""
+    known = scores[~np.isnan(scores)]
+    if not known.size:
+        return ""
+    mean = float(known.mean())
+    return f"{100 * mean:.2f} %" if metric.name == "accuracy" else f"{metric.name} {mean:.4g}"
 
 
 def warn_if_lost(info: Info) -> None:
@@ -77,7 +100,7 @@ def trim(info: Info, m: int) -> Info:
 
 
 def bar(shown: bool) -> Progress:
-    """A progress bar that also shows the last accuracy."""
+    """A progress bar that also shows the main metric."""
     said = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     columns = (*said, TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, disable=not shown)

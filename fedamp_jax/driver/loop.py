@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from fedamp_jax.checks import check_integer, check_type
+from fedamp_jax.contract import check_loss_fits, check_task, check_task_fits
 from fedamp_jax.driver import history
 from fedamp_jax.driver.checkpoint import Checkpoint, describe, opened
-from fedamp_jax.driver.evaluation import check_task_fits, personal_accuracy
+from fedamp_jax.driver.evaluation import personal_scores
 from fedamp_jax.driver.history import Run
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.rounds import round, round_keys
@@ -83,10 +84,13 @@ def run(
     m, place = train.clients, train.placement
     participation.present(m)
     check_task_fits(task, train)
+    check_loss_fits(task, train)
 
     key = jax.random.key(seed)
-    result = Run(place.init(algorithm, key, train), accuracy=np.zeros((0, m), np.float32), rejected=np.zeros(m, int))
+    metrics = {metric.name: np.zeros((0, m), np.float32) for metric in task.metrics}
+    result = Run(place.init(algorithm, key, train), metrics=metrics, rejected=np.zeros(m, int))
     identity: dict[str, Any] = {"seed": seed, **participation._asdict(), "evaluate_every": evaluate_every}
+    identity["metrics"] = list(metrics)
     if checkpoint is not None:
         identity |= {"train": describe(train, m), "test": describe(test, m)}
     label, first = progress if isinstance(progress, str) else "rounds", jax.process_index() == 0
@@ -111,9 +115,9 @@ def run(
             result.rejected += np.asarray(info.rejected)
             note: dict[str, Any] = {}
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
-                accuracy = np.asarray(personal_accuracy(task, algorithm, key_use, result.state, train, test))[:m]
-                history.record(result, k + 1, accuracy, info, observe)
-                note = {"note": f"{100 * accuracy.mean():.2f} %"}
+                scores = np.asarray(personal_scores(task, algorithm, key_use, result.state, train, test))[:m]
+                history.record(result, k + 1, scores, info, observe)
+                note = {"note": history.note_of(task.metrics[0], scores[:, 0])}
             took = time.perf_counter() - began
             result.seconds += took
             result.first_seconds = result.first_seconds or took
@@ -131,7 +135,7 @@ def _check_arguments(
     """Validate what does not depend on the data."""
     check_integer("rounds", rounds, low=1)
     check_integer("evaluate_every", evaluate_every, low=1)
-    check_type("task", task, Task, "fedamp_jax.models makes one")
+    check_task(task)
     check_type("algorithm", algorithm, Algorithm, "such as fedamp_jax.fedamp(task, solver, ...)")
     check_type("participation", participation, Participation, "such as fedamp_jax.Participation(0.5)")
     if checkpoint is not None:

@@ -188,4 +188,5 @@ def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:
     """The result with clients in the order of their `ids [M]`, whatever the order of the rows that were trained."""
     rows = np.argsort(ids)
     xi = None if result.xi is None else result.xi[np.ix_(rows, rows)]
-    return dataclasses.replace(result, accuracy=result.accuracy[:, rows], rejected=result.rejected[rows], xi=xi)
+    scores = {name: a[:, rows] for name, a in result.metrics.items()}
+    return dataclasses.replace(result, metrics=scores, rejected=result.rejected[rows], xi=xi)
