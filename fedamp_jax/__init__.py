@@ -36,6 +36,7 @@ from fedamp_jax.driver.checkpoint import Checkpoint
 from fedamp_jax.driver.estimate import estimate
 from fedamp_jax.driver.evaluation import evaluate, predict
 from fedamp_jax.driver.history import Run
+from fedamp_jax.driver.join import join
 from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.rounds import round, scan_rounds
@@ -44,6 +45,7 @@ from fedamp_jax.minibatches import for_each_minibatch, full_gradient, mean_loss
 from fedamp_jax.models import cross_entropy
 from fedamp_jax.penalties import Prox
 from fedamp_jax.placement.placement import Placement
+from fedamp_jax.saving import Saved, load, save
 from fedamp_jax.solver import Solver, solve
 from fedamp_jax.types import Algorithm, Batch, Data, Info, Metric, RoundError, Task, Variables
 from fedamp_jax.validation import cross_losses, holdout
@@ -67,10 +69,15 @@ __all__ = [
     "Solver",
     "estimate",
     "evaluate",
+    "join",
     "predict",
     "round",
     "run",
     "scan_rounds",
+    # Keeping models.
+    "Saved",
+    "load",
+    "save",
     # Methods.
     "apfl",
     "ditto",

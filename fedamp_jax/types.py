@@ -182,16 +182,20 @@ class RoundError(ValueError):
 
 
 class Algorithm(NamedTuple):
-    """A federated method: three pure functions.
+    """A federated method: pure functions, of which three are required.
 
     Attributes:
         init: `(key, data) -> state`, a NamedTuple of its own type that holds what must survive a restart.
         round: `(key, state, data) -> (state, Info)`, one communication round. `fedamp_jax.round` compiles it.
         personalize: `(key, state, data) -> Variables [M, ...]`, the models to use; evaluation sees only these.
         explain: `(info, data) -> RoundError` for a round whose `info.error` is not 0; None with `info.error` None.
+        join: `(state, fresh) -> state`, how further clients start (see `fedamp_jax.join`): `fresh` is what `init` gives
+            all clients, with the newcomers last, and comes back with what newcomers get in leaves `[M, ...]`; the other
+            clients' rows there, and leaves without clients, are not read. None: newcomers start as in `init`.
     """
 
     init: Callable[[Array, Data], Any]
     round: Callable[[Array, Any, Data], tuple[Any, Info]]
     personalize: Callable[[Array, Any, Data], Variables]
     explain: Callable[[Info, Data], RoundError] | None = None
+    join: Callable[[Any, Any], Any] | None = None

@@ -11,6 +11,7 @@ from fedamp_jax.checks import check_integer, check_type
 from fedamp_jax.contract import check_loss_fits, check_task, check_task_fits
 from fedamp_jax.driver import history
 from fedamp_jax.driver.checkpoint import Checkpoint, describe, opened
+from fedamp_jax.driver.continued import continued
 from fedamp_jax.driver.evaluation import personal_scores
 from fedamp_jax.driver.history import Run
 from fedamp_jax.driver.participation import Participation
@@ -35,6 +36,7 @@ def run(
     progress: bool | str = True,
     checkpoint: Checkpoint | None = None,
     placement: Placement | None = None,
+    state: Any = None,
 ) -> Run:
     """Train for `rounds` rounds and evaluate the personal models.
 
@@ -55,6 +57,9 @@ def run(
             fingerprint. A checkpoint of other data, another `seed`, or another of the numbers here that change results
             is refused. SIGINT and SIGTERM then finish the round and save it; a second one stops at once.
         placement: where the clients live (see `fedamp_jax.placement`); None: where the data are.
+        state: go on from here, such as from an earlier run's `Run.state` or from `join`; it stays usable. Its rounds
+            count: with `rounds=5` a state after 3 rounds is trained for 2 more, and is then, bit for bit, that of a run
+            of 5. A checkpoint that is found is newer, and is used in its place. None: `algorithm.init`.
 
     Returns:
         A `Run`. Its `state` may have rows of padding clients (see `OnMesh`); nothing else has.
@@ -88,7 +93,10 @@ def run(
 
     key = jax.random.key(seed)
     metrics = {metric.name: np.zeros((0, m), np.float32) for metric in task.metrics}
-    result = Run(place.init(algorithm, key, train), metrics=metrics, rejected=np.zeros(m, int))
+    state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, key, train)
+    if given and given >= rounds:
+        raise ValueError(f"the state has seen {given} rounds, which count: rounds must be more, got {rounds}")
+    result = Run(state, metrics=metrics, rejected=np.zeros(m, int))
     identity: dict[str, Any] = {"seed": seed, **participation._asdict(), "evaluate_every": evaluate_every}
     identity["metrics"] = list(metrics)
     if checkpoint is not None:
@@ -102,6 +110,12 @@ def run(
         history.bar(bool(progress) and first) as bar,
     ):
         done = saved.restore(result) if saved else 0
+        if checkpoint is not None and 0 < done < given:
+            raise ValueError(
+                f"the checkpoint in {checkpoint.directory} has {done} rounds, fewer than the state's {given}: use "
+                "another folder"
+            )
+        done = max(done, given)
         if checkpoint is not None and done >= rounds and not checkpoint.fingerprint:
             history.warn_finished(checkpoint.directory, done)
         line = bar.add_task(label, total=rounds, completed=done, note="")
