@@ -86,6 +86,9 @@ class Solver:
         return min(self.batch_size, client.y.shape[0])
 
 
+_AHEAD = (0, 1, 10, 1_000, 100_000)  # steps
+
+
 def _schedule_restarts(optimizer: Any) -> bool:
     """Whether an optimizer has a schedule of its steps that is not constant, as far as optax's own state tells it.
 
@@ -101,10 +104,8 @@ def _schedule_restarts(optimizer: Any) -> bool:
             if not any(map(is_schedule, jax.tree.leaves(state, is_leaf=is_schedule))):
                 return False
             ahead = lambda s, n: s._replace(count=s.count + n) if is_schedule(s) else s  # noqa: E731
-            steps = [
-                optimizer.update(one, jax.tree.map(lambda s, n=n: ahead(s, n), state, is_leaf=is_schedule), one)[0]["w"]
-                for n in (0, 1, 10, 1_000, 100_000)
-            ]
+            states = [jax.tree.map(lambda s, n=n: ahead(s, n), state, is_leaf=is_schedule) for n in _AHEAD]
+            steps = [jax.tree.leaves(optimizer.update(one, state, one)[0])[0] for state in states]
             return any(bool(jnp.any(step != steps[0])) for step in steps)
         except Exception:  # a transformation that needs other parameters, or a traced rate: nothing can be told
             return False
