@@ -59,7 +59,9 @@ def check_number(
     if not np.issubdtype(numbers.dtype, np.number) or numbers.ndim > per_client:
         allowed = "a number, one number per client" if per_client else "a number"
         raise TypeError(f"{name} must be {allowed} or a schedule of the round, got {value!r}")
-    inside = np.isfinite(numbers) & ((numbers > low) if strict else (numbers >= low)) & (numbers <= high)
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    inside = ((numbers > low) if strict else (numbers >= low)) & (numbers <= high)
     if not inside.all():
         bad = numbers if numbers.ndim == 0 else f"{numbers[~inside][0]} at position {int(np.argmin(inside))}"
         bounds = f"{'greater than' if strict else 'at least'} {low:.3g}" + (f" ({low_is})" if low_is else "")

@@ -104,7 +104,7 @@ def check_float32(variables: Variables) -> None:
     """Checks that all parameters are float32.
 
     Args:
-        variables: arrays or `jax.ShapeDtypeStruct`s.
+        variables: arrays, or `jax.ShapeDtypeStruct` objects.
 
     Raises:
         TypeError: if a parameter has another dtype; the message says which one.

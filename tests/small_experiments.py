@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jax
 import numpy as np
 
 import fedamp_jax
@@ -13,6 +14,7 @@ from fedamp_jax.placement import client_mesh
 def command(monkeypatch, main, *arguments):
     """Run an experiment's `main` with a command line; without `--devices`, on one of the eight devices of the tests."""
     monkeypatch.setattr(sys, "argv", ["experiment.py", *map(str, arguments)])
+    jax.devices()  # the tests' eight: an experiment that comes first would split the CPU by itself
     if "--devices" not in arguments:
         monkeypatch.setattr(devices, "client_mesh", lambda devices: client_mesh(1))
     main()

@@ -180,7 +180,7 @@ def test_resumed_equals_uninterrupted(entry, tmp_path):
     whole, _ = run_rounds(algorithm, data, 3)
     fresh = initial(algorithm, KEY, data)
     unfinished = [
-        fedamp_jax.Run(state, accuracy=np.zeros((0, M), np.float32), rejected=np.zeros(M, int))
+        fedamp_jax.Run(state, rejected=np.zeros(M, int))
         for state in (jax.tree.map(jnp.array, after_one_round(algorithm)), fresh)
     ]
     with contextlib.closing(Checkpoints(tmp_path, {"seed": 0}, M)) as saved:

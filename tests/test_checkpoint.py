@@ -97,7 +97,7 @@ def test_another_state_is_refused(saved, monkeypatch):
     with pytest.raises(ValueError, match=r"state\.clients\.optimizer\[0\]\.count: \['int32', 8\] there, None now"):
         restore("fedamp")
     monkeypatch.setattr(checkpoint, "FORMAT", 99)
-    with pytest.raises(ValueError, match="has format 3, this version of fedamp_jax reads 99"):
+    with pytest.raises(ValueError, match="has format 4, this version of fedamp_jax reads 99"):
         restore("fedamp", keep_optimizer=True)
 
 

@@ -144,7 +144,7 @@ def without(content, *keys):
 def test_incomplete_files_are_refused(tmp_path, monkeypatch, capsys):
     """The message says what. Failed with a KeyError."""
     iid = written(tmp_path / "iid.json", "iid", fedamp_paper.variants_of(fedamp_paper.Command(), "iid"))
-    assert "is of iid: run python experiments/iid.py" in refused(monkeypatch, capsys, iid)
+    assert "is of iid: run fedamp iid" in refused(monkeypatch, capsys, iid)
     wanted = fedamp_paper.Command(drop_rate=(0.0, 0.1))
     path = written(tmp_path / "results.json", "practical", fedamp_paper.variants_of(wanted, "practical"))
     whole = json.loads(path.read_text())

@@ -261,3 +261,22 @@ def test_balanced_clients_are_equal_work_for_every_device():
     assert (np.asarray(clients.train.x)[:, 0, 0] == ids).all() and (np.asarray(clients.train.size) == size[ids]).all()
     same_size = data.Federation(train._replace(size=np.full(100, 7)), train, None)
     assert data.balanced(same_size) is same_size
+
+
+@pytest.mark.parametrize("setting", ["practical", "pathological"])
+def test_a_small_part_of_a_federation(setting):
+    """Two clients of each of several groups, their first examples, their ids.
+
+    Failed with the first clients, all of one group, and with sizes beyond the examples that are left.
+    """
+    whole = data.federation("digits", setting)
+    part = data.small(whole, count=6, examples=33)
+    assert len(part.train.size) == len(part.test.size) == 6
+    data.check_pair(part.train, part.test)
+    if setting == "practical":
+        assert part.groups.tolist() == [0, 0, 1, 1, 2, 2]
+    for i, row in enumerate(part.train.id):
+        n = int(part.train.size[i])
+        assert n == min(33, int(whole.train.size[row])) and int(part.test.id[i]) == row
+        np.testing.assert_array_equal(part.train.x[i, :n], whole.train.x[row, :n])
+        np.testing.assert_array_equal(part.train.y[i, :n], whole.train.y[row, :n])

@@ -1,4 +1,4 @@
-"""The documents are right: their Python runs as it stands, and README's table lists the methods that there are."""
+"""The documents are right: their Python runs as it stands, and the tables list the methods that there are."""
 
 import inspect
 import re
@@ -13,9 +13,9 @@ from fedamp_jax.algorithms.registry import METHODS
 ROOT = Path(__file__).parent.parent
 URL = "https://github.com/fedamp-jax/fedamp_jax/blob/main"
 RAW = "https://raw.githubusercontent.com/fedamp-jax/fedamp_jax/main"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-PAGES = [str(p.relative_to(ROOT)) for p in (ROOT / "README.md", *DOCS) if BLOCK.search(p.read_text())]
+PAGES = [name for name in ("README.md", *DOCS) if BLOCK.search((ROOT / name).read_text())]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -32,13 +32,14 @@ def test_code_blocks_run(name, tmp_path, monkeypatch):
 
 def test_the_pages_with_code_are_among_them():
     """Failed when the pattern of a block matched none."""
-    assert {"README.md", "docs/your_own_data.md", "docs/scaling.md", "docs/write_a_method.md"} <= set(PAGES)
+    names = ("index", "scaling", "start", "write_a_method", "your_own_data", "your_own_model")
+    assert {"README.md", *(f"docs/{name}.md" for name in names)} <= set(PAGES)
 
 
-# --- README's table of methods ----------------------------------------------------------------------------------------
+# --- The tables of methods --------------------------------------------------------------------------------------------
 
 
-def table():
+def readme_table():
     """README's table of methods, from the registry. A file of several methods has one oracle."""
 
     def link(path):
@@ -53,12 +54,33 @@ def table():
     return "\n".join(lines)
 
 
-def test_every_method_is_in_the_table():
+def page_table():
+    """The table of docs/methods.md, from the registry, the docstrings and the signatures of the factories."""
+    lines = ["| method | source | in one sentence | factory, hyper-parameters |", "|---|---|---|---|"]
+    for method in METHODS.values():
+        sentence = " ".join(inspect.getdoc(method.factory).split("\n\n")[0].split()).replace("|", "\\|")
+        given = [p.name for p in inspect.signature(method.factory).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        own = ", ".join(f"`{name}`" for name in given)
+        factory = f"`{method.factory.__name__}`" + (f": {own}" if own else "")
+        lines.append(f"| {method.name} | {method.source} | {sentence} | {factory} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("page", "table"), [("README.md", readme_table), ("docs/methods.md", page_table)])
+def test_every_method_is_in_the_table(page, table):
     """Failed with a method in the registry alone. To mend it, paste the table that the message shows."""
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / page).read_text()
     found = re.search(r"<!-- methods -->\n(.*?)\n<!-- /methods -->", text, re.DOTALL)
-    assert found, "README.md has no <!-- methods --> ... <!-- /methods -->"
-    assert found[1] == table(), f"README.md must have between its markers:\n{table()}"
+    assert found, f"{page} has no <!-- methods --> ... <!-- /methods -->"
+    assert found[1] == table(), f"{page} must have between its markers:\n{table()}"
+
+
+def test_every_paper_is_in_the_references():
+    """Failed without pFedGraph's line: docs/methods.md has a reference for each source that the registry names."""
+    references = (ROOT / "docs/methods.md").read_text().split("## References")[1]
+    for method in METHODS.values():
+        if named := re.match(r"(.+? et al\.) (\d{4})", method.source):
+            assert f"**{named[1]} {named[2]}" in references, method.source
 
 
 def test_every_method_is_public():
@@ -69,7 +91,7 @@ def test_every_method_is_public():
     assert [method.name for method in METHODS.values()] == list(METHODS)
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in DOCS)])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *DOCS])
 def test_links_lead_somewhere(name):
     """Files of the repository that a page links to exist. Failed for a page that was renamed."""
     text = (ROOT / name).read_text()

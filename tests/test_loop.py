@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import logging
 import os
 import threading
@@ -80,6 +81,33 @@ def test_evaluations_are_recorded_when_asked_for():
     assert result.rounds == [3, 6, 7] and result.accuracy.shape == (3, 8) and len(result.loss) == 3
     assert result.observed == {"online": [8.0, 8.0, 8.0]} and result.xi is None
     assert 0 < result.first_seconds <= result.seconds
+
+
+def test_compiling_again_is_no_round(tmp_path, monkeypatch):
+    """The first round of each start compiles, and is left out of the seconds per round.
+
+    Failed with the first round of the first start alone.
+    """
+    task, algorithm = make(find("separate"))
+    clients, clock = federation(), itertools.count()
+    monkeypatch.setattr("fedamp_jax.driver.loop.time.perf_counter", lambda: float(next(clock)))
+    for rounds in (3, 6):
+        saving = Checkpoint(tmp_path / "there", 1)
+        result = fedamp_jax.run(task, algorithm, clients, clients, rounds=rounds, checkpoint=saving, progress=False)
+    assert (result.starts, result.seconds, result.first_seconds) == (2, 6.0, 2.0)
+    assert result.seconds_per_round == 1.0
+    single = fedamp_jax.run(task, algorithm, clients, clients, rounds=1, progress=False)
+    assert single.seconds_per_round is None
+
+
+def test_a_line_for_each_evaluation_where_there_is_no_terminal(capsys):
+    """In a pipe or a log. Failed with a bar, which is drawn once at the end there, and with a line for every round."""
+    task, algorithm = make(find("separate"))
+    clients = federation()
+    fedamp_jax.run(task, algorithm, clients, clients, rounds=5, evaluate_every=2, progress="Separate")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"Separate: round {k} of 5" for k in (2, 4, 5)]
+    assert "left" in lines[0] and "left" not in lines[2]
 
 
 def test_the_placement_of_a_run():

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedamp_jax.checks import check_choice
@@ -91,6 +92,34 @@ def federation(
     test = from_indices(found.x_test, y_test, part.test, classes=found.classes)
     check_pair(train, test)
     return Federation(train, test, part.groups)
+
+
+def small(clients: Federation, count: int = 8, examples: int = 40) -> Federation:
+    """A small part of a federation, to try something out: a few clients of several groups, with few examples each.
+
+    Args:
+        clients: training and test data, and groups.
+        count: at most so many clients; of each group two, or more if there are few groups.
+        examples: at most so many training and test examples of each, the first ones.
+
+    Returns:
+        The part, whose clients keep their `id`.
+
+    >>> part = small(federation("digits"))
+    >>> part.train.id.tolist(), part.groups.tolist(), part.train.size.max().item()
+    ([0, 1, 4, 5, 8, 9, 12, 13], [0, 0, 1, 1, 2, 2, 3, 3], 40)
+    """
+    groups = np.zeros(len(clients.train.size), int) if clients.groups is None else clients.groups
+    first = {g: np.flatnonzero(groups == g) for g in np.unique(groups)}
+    each = max(2, count // len(first))
+    rows = np.sort(np.concatenate([members[:each] for members in first.values()])[:count])
+
+    def part(data: Data) -> Data:
+        data = jax.tree.map(lambda a: a[rows], data)
+        size = np.minimum(data.size, examples)
+        return data._replace(x=data.x[:, : size.max()], y=data.y[:, : size.max()], size=jnp.asarray(size))
+
+    return Federation(part(clients.train), part(clients.test), None if clients.groups is None else groups[rows])
 
 
 def balanced(clients: Federation) -> Federation:

@@ -21,9 +21,9 @@ from fedamp_jax.checks import check_integer
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Data
 
-FORMAT = 3
+FORMAT = 4
 """Number of the layout below. Raised whenever what a state means changes without changing its shapes."""
-_HISTORY = ("rounds", "loss", "observed", "seconds", "first_seconds")
+_HISTORY = ("rounds", "loss", "observed", "seconds", "first_seconds", "starts", "before")
 _ARRAYS = ("metrics", "rejected", "xi")
 
 

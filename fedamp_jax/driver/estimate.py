@@ -14,7 +14,7 @@ def estimate(algorithm: Algorithm, data: Data, placement: Placement | None = Non
 
     Args:
         algorithm: a method.
-        data: arrays, or `jax.ShapeDtypeStruct`s in their place: of any number of clients.
+        data: arrays, or in their place `jax.ShapeDtypeStruct` objects, of any number of clients.
         placement: where the clients would live; None: `data.placement`. It may be made of accelerators that are not
             here, `OnMesh(mesh=fedamp_jax.placement.topology("v5e:2x4"))`.
 

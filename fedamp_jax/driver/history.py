@@ -1,6 +1,7 @@
 """What a run records, and the progress bar that shows it."""
 
 import dataclasses
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,9 @@ class Run:
         observed: what `observe` returned, a list of K numbers per name.
         xi: `[M, M]`, the last round's weights, or None.
         seconds: wall-clock seconds of rounds and evaluations, the first round's compilation included.
-        first_seconds: seconds of the first round and evaluation alone, whose programs are compiled then.
+        first_seconds: of these, the seconds of the first round of each process that took part: it compiles.
+        starts: how many processes took part, one after the other; 1 unless the run was continued from a checkpoint.
+        before: rounds that the `state` given to `run` had seen; all else is of the rounds after them.
     """
 
     state: Any
@@ -38,6 +41,14 @@ class Run:
     xi: np.ndarray | None = None
     seconds: float = 0.0
     first_seconds: float = 0.0
+    starts: int = 0
+    before: int = 0
+
+    @property
+    def seconds_per_round(self) -> float | None:
+        """Without the rounds that compile; None if there are no others."""
+        others = (self.rounds[-1] if self.rounds else 0) - self.before - self.starts
+        return (self.seconds - self.first_seconds) / others if others > 0 else None
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -99,8 +110,40 @@ def trim(info: Info, m: int) -> Info:
     return jax.tree.map(lambda a: a if a.ndim == 0 or a.shape[0] == m else a[(slice(0, m),) * a.ndim], info)
 
 
-def bar(shown: bool) -> Progress:
-    """A progress bar that also shows the main metric."""
-    said = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    columns = (*said, TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=not shown)
+class Shown:
+    """Shows how far a run is: a bar in a terminal, elsewhere (a pipe, nohup, SLURM) a line for each evaluated round.
+
+    Args:
+        label: what the run is called.
+        rounds: of the run.
+        done: rounds that were done before.
+        shown: whether to show anything.
+    """
+
+    def __init__(self, label: str, rounds: int, done: int, shown: bool):
+        self._label, self._rounds, self._first, self._began = label, rounds, done, time.monotonic()
+        what, note = TextColumn("{task.description:<17}"), TextColumn("{task.fields[note]}")
+        said = (what, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*said, disable=not shown)
+        self._lines = shown and not self._bar.console.is_terminal
+        if self._lines:
+            self._bar.disable = True
+        self._task = self._bar.add_task(label, total=rounds, completed=done, note="compiling")
+
+    def __enter__(self) -> "Shown":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.stop()
+
+    def update(self, k: int, note: str | None) -> None:
+        """Round `k`, 1-based, is done; what `note_of` says of its main metric if it was evaluated."""
+        if k == self._first + 1 and note is None:
+            self._bar.update(self._task, note="")  # no longer compiling
+        self._bar.update(self._task, completed=k, **({} if note is None else {"note": note}))
+        if self._lines and note is not None:
+            took = time.monotonic() - self._began
+            left = took / (k - self._first) * (self._rounds - k)
+            text = f"{self._label}: round {k} of {self._rounds}, {note}, {took:.0f} s"
+            print(f"{text}, about {left:.0f} s left" if left else text, flush=True)

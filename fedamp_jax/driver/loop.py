@@ -1,5 +1,6 @@
 """`run`: rounds with evaluation, progress, checkpoints and resume."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,7 @@ def run(
         participation: which share of the clients takes part in a round; None: every client.
         evaluate_every: evaluate after every that many rounds, and after the last.
         observe: `Info -> {name: number}`, called at each evaluation; collected in `Run.observed`.
-        progress: draw a progress bar; a string is its label.
+        progress: show a progress bar, or a line for each evaluation where there is no terminal; a string is its label.
         checkpoint: save state and history there, and continue from the newest checkpoint found there: on the same
             device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown; a
             checkpoint of as many rounds or more is returned without training, and with a warning if it has no
@@ -96,7 +97,7 @@ def run(
     state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, key, train)
     if given and given >= rounds:
         raise ValueError(f"the state has seen {given} rounds, which count: rounds must be more, got {rounds}")
-    result = Run(state, metrics=metrics, rejected=np.zeros(m, int))
+    result = Run(state, metrics=metrics, rejected=np.zeros(m, int), before=given)
     identity: dict[str, Any] = {"seed": seed, **participation._asdict(), "evaluate_every": evaluate_every}
     identity["metrics"] = list(metrics)
     if checkpoint is not None:
@@ -107,7 +108,7 @@ def run(
         opened(checkpoint, identity, place.rows(m)) as saved,
         # Several processes would have to agree on the round; each of them falls back on its last checkpoint instead.
         StopOnSignal(saved is not None and jax.process_count() == 1) as asked,
-        history.bar(bool(progress) and first) as bar,
+        contextlib.ExitStack() as stack,
     ):
         done = saved.restore(result) if saved else 0
         if checkpoint is not None and 0 < done < given:
@@ -118,7 +119,7 @@ def run(
         done = max(done, given)
         if checkpoint is not None and done >= rounds and not checkpoint.fingerprint:
             history.warn_finished(checkpoint.directory, done)
-        line = bar.add_task(label, total=rounds, completed=done, note="")
+        shown = stack.enter_context(history.Shown(label, rounds, done, bool(progress) and first and done < rounds))
         for k in range(done, rounds):
             began = time.perf_counter()
             key_online, key_round, key_use = round_keys(key, k)
@@ -127,15 +128,16 @@ def run(
             info = history.trim(info, m)
             history.warn_if_lost(info)
             result.rejected += np.asarray(info.rejected)
-            note: dict[str, Any] = {}
+            note = None
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
                 scores = np.asarray(personal_scores(task, algorithm, key_use, result.state, train, test))[:m]
                 history.record(result, k + 1, scores, info, observe)
-                note = {"note": history.note_of(task.metrics[0], scores[:, 0])}
+                note = history.note_of(task.metrics[0], scores[:, 0])
             took = time.perf_counter() - began
             result.seconds += took
-            result.first_seconds = result.first_seconds or took
-            bar.update(line, advance=1, **note)
+            if k == done:
+                result.first_seconds, result.starts = result.first_seconds + took, result.starts + 1
+            shown.update(k + 1, note)
             if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or k + 1 == rounds):
                 saved.save(k + 1, result)
             if asked.signal:

@@ -10,12 +10,13 @@ from jax.core import Tracer
 
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.placement import memory
+from fedamp_jax.placement.jitted import Jitted
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.placement.programs import most_together
 from fedamp_jax.types import Algorithm, Array, Data, Info
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@functools.partial(Jitted, static_argnums=0, donate_argnums=1)
 def compiled_round(one_round: Callable[..., Any], state: Any, data: Data, key: Array) -> tuple[Any, Info]:
     """An algorithm's `round`, whose results lie where those of every round do.
 

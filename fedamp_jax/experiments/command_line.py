@@ -5,8 +5,9 @@ import dataclasses
 import shlex
 import signal
 import sys
+import tomllib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,7 +26,10 @@ T = TypeVar("T")
 Unused = Annotated[T, conf.Suppress, conf.Fixed]
 """An inherited option that has no meaning in an experiment: refused there, and left out of its help."""
 
-_HELP = "Take the settings of an earlier run from its results.json. Other options given here override them."
+_HELP = (
+    "Take the settings of an earlier run from its results.json, or settings of your own from a .toml file, such as "
+    "`rounds = 30`. Other options given here override them."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +82,7 @@ def readable_errors() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        words = [word for word in sys.argv if word != "--resume"]
-        command = shlex.join(["python", *words, "--resume"])
+        command = shlex.join([*(word for word in run_folder.words() if word != "--resume"), "--resume"])
         print(f"\n{str(stop) or 'stopped'}. Resume with: {command}", file=sys.stderr)
         sys.exit(128 + (stop.signal if isinstance(stop, Stopped) else signal.SIGINT))
     except (ValueError, TypeError, OSError, MemoryError) as error:
@@ -105,6 +108,8 @@ def experiment(kind: type[T], text: str | None, name: str, *, several_devices: b
     """
     options: Any = parse(kind, text, name)
     with readable_errors():
+        if options.out is not None and not options.out.strip():
+            raise ValueError("--out needs the name of a folder; leave it out for one named after the settings")
         if several_devices:
             devices.use_devices(options)
         yield options, Path(options.out) if options.out else run_folder.default_folder(name, options)
@@ -131,19 +136,48 @@ def parse(kind: type[T], text: str | None, experiment: str) -> T:
         text: the beginning of `--help`.
         experiment: `--from` reads the results of this experiment only.
     """
-    source = Annotated[str | None, tyro.conf.arg(name="from", metavar="RESULTS.JSON", help=_HELP)]
+    source = Annotated[str | None, tyro.conf.arg(name="from", metavar="FILE", help=_HELP)]
     field = ("from_results", source, dataclasses.field(default=None))
     with_from: Any = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True)
-    command: Any = tyro.cli(with_from, description=text)
+    given_words = in_their_case(sys.argv[1:], kind)
+    command: Any = tyro.cli(with_from, description=text, args=given_words)
     if command.from_results is not None:
         with readable_errors():
-            earlier = result_files.load(Path(command.from_results))
-            given = settings_from(earlier, kind, experiment, command.from_results)
-            print_other_versions(earlier)
-        command = tyro.cli(with_from, description=text, default=with_from(**given))
+            given = settings_in(command.from_results, kind, experiment)
+        command = tyro.cli(with_from, description=text, args=given_words, default=with_from(**given))
     with readable_errors():
         refuse_empty(command)
     return kind(**{f.name: getattr(command, f.name) for f in dataclasses.fields(command) if f.name != "from_results"})
+
+
+def in_their_case(arguments: Sequence[str], kind: Any) -> list[str]:
+    """The words of a command line with the values of options that have choices as these are written.
+
+    `MNIST` is `mnist`, and `Fashion-MNIST` or `fashionmnist` is `fashion_mnist`.
+
+    Args:
+        arguments: the words.
+        kind: the dataclass of the options.
+    """
+    plain = lambda word: word.lower().replace("-", "").replace("_", "")  # noqa: E731
+    choices = {_flag(name): _choices(hint) for name, hint in get_type_hints(kind).items()}
+    written: list[str] = []
+    known: dict[str, str] = {}
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        if word.startswith("--"):
+            known = {plain(choice): choice for choice in choices.get(flag.replace("_", "-"), ())}
+            written.append(f"{flag}={known.get(plain(value), value)}" if equals else word)
+        else:
+            written.append(known.get(plain(word), word))
+    return written
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The words that an option of this type can be."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for inner in get_args(hint) for choice in _choices(inner))
 
 
 def refuse_empty(options: Any) -> None:
@@ -157,16 +191,33 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def settings_from(earlier: Results, kind: Any, experiment: str, path: str) -> dict[str, Any]:
-    """The fields of `kind` that repeat an earlier run.
+def settings_in(path: str, kind: Any, experiment: str) -> dict[str, Any]:
+    """The fields of `kind` that a results.json or a .toml file gives; other versions than the run's are printed.
 
     Raises:
-        ValueError: the run is of another experiment, or of a version with other settings.
+        ValueError: the run is of another experiment or of a version with other settings, or the file cannot be read.
     """
+    if Path(path).suffix.lower() == ".toml":
+        with Path(path).open("rb") as file:
+            try:
+                written = tomllib.load(file)
+            except tomllib.TOMLDecodeError as error:
+                raise ValueError(f"--from {path} is no TOML file: {error}") from None
+        return settings_from({name.replace("-", "_"): value for name, value in written.items()}, kind, path)
+    earlier = result_files.load(Path(path))
     if earlier["experiment"] != experiment:
         other = earlier["experiment"]
-        raise ValueError(f"--from {path} is of {other}: run python experiments/{other}.py --from {path}")
-    wanted = {"methods": result_files.methods_in(earlier), **earlier["settings"]}
+        raise ValueError(f"--from {path} is of {other}: run fedamp {other} --from {path}")
+    print_other_versions(earlier)
+    return settings_from({"methods": result_files.methods_in(earlier), **earlier["settings"]}, kind, path)
+
+
+def settings_from(wanted: Mapping[str, Any], kind: Any, path: str) -> dict[str, Any]:
+    """Settings by name as fields of `kind`.
+
+    Raises:
+        ValueError: there is no such option, or it does not take the value.
+    """
     fields, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
     given = {}
     for name, value in wanted.items():

@@ -26,6 +26,9 @@ def use_devices(options: Any) -> None:
         return
     if options.devices is not None:
         check_integer("--devices", options.devices, low=1)
+        cores = os.cpu_count() or 1
+        if options.devices > cores and jax.default_backend() == "cpu" and options.devices > jax.device_count():
+            raise ValueError(f"--devices {options.devices}: this CPU has {cores} cores, at most a device each")
     if options.offload and (options.devices or 1) > 1:
         raise ValueError(f"--offload is for one device: leave out --offload, or --devices {options.devices}")
     if not jax.distributed.is_initialized():

@@ -30,7 +30,7 @@ class Options(fedamp_paper.Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class Command(fedamp_paper.Command, Options):
+class Command(fedamp_paper.Command, Options):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The options of the command."""
 
 

@@ -1,12 +1,10 @@
 """`--dry-run`: what a round takes on accelerators that need not be here, or on this machine, before anything is run."""
 
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
@@ -14,13 +12,11 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Data, Placement
 from fedamp_jax.data import Federation, Source, load
 from fedamp_jax.data.blank import blank
-from fedamp_jax.experiments import devices, run_folder
+from fedamp_jax.experiments import devices, forecast, run_folder
 from fedamp_jax.experiments.train import chosen
 from fedamp_jax.placement import InHostMemory, OnMesh, memory, topology
 from fedamp_jax.placement.cost import Estimate
 from fedamp_jax.placement.host_memory import HostEstimate
-
-_SIDE = 2048
 
 
 def source(options: Any) -> Source:
@@ -86,9 +82,13 @@ def _row(algorithm: Algorithm, train: Data, there: Placement, options: Any) -> t
         return [memory.readable(found.device), fits, sent, "-", "-"], [note]
     sent = memory.readable(sum(map(sum, found.exchanged.values())))
     seconds, text, note = _seconds(found, train, there, getattr(options, "batch_size", train.y.shape[1]))
-    return [memory.readable(found.memory), _fits(found.memory, room), sent, text, _long(options.rounds * seconds)], [
-        note
-    ]
+    return [
+        memory.readable(found.memory),
+        _fits(found.memory, room),
+        sent,
+        text,
+        forecast.readable(options.rounds * seconds),
+    ], [note]
 
 
 def _seconds(found: Estimate, train: Data, there: Placement, batch: int) -> tuple[float, str, str]:
@@ -104,26 +104,11 @@ def _seconds(found: Estimate, train: Data, there: Placement, batch: int) -> tupl
     if found.at_least is not None:
         seconds, at = found.at_least * share, "the device's published bfloat16 peak"
     else:
-        speed = _product_speed(there)
+        speed = forecast.product_speed(there)
         seconds = found.flops * share / speed
         at = f"{speed / 1e9:.3g} GFLOP/s, the speed of a float32 matrix product measured here"
     note = f"Seconds: a lower bound, the counted operations at {at}; there is no estimate by a compiler."
     return seconds, f"> {seconds:.3g}", note
-
-
-def _product_speed(there: Placement) -> float:
-    """FLOP/s of each device in a float32 matrix product on all of them, measured for about a second."""
-    each = jnp.ones((there.devices, _SIDE, _SIDE), jnp.float32)
-    if isinstance(there, OnMesh):
-        each = jax.device_put(each, jax.NamedSharding(there.mesh, jax.P("clients")))
-    product = jax.jit(lambda a: a @ a)
-    jax.block_until_ready(product(each))
-    times = []
-    while sum(times) < 1.0:
-        began = time.perf_counter()
-        jax.block_until_ready(product(each))
-        times.append(time.perf_counter() - began)
-    return 2.0 * _SIDE**3 / min(times)
 
 
 def _sizes(train: Data) -> str:
@@ -139,15 +124,3 @@ def _fits(needed: int, room: int) -> str:
 def _ram() -> int:
     """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _long(seconds: float) -> str:
-    """Such as `1.5 h`.
-
-    >>> _long(5400), _long(90), _long(3)
-    ('1.5 h', '1.5 min', '3 s')
-    """
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"

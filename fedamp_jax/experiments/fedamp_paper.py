@@ -20,6 +20,9 @@ from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.sweep import sweep_sigma
 from fedamp_jax.experiments.train import train_methods
 
+QUICK_METHODS = ("Separate", "FedAvg", "FedAMP", "HeurFedAMP")
+"""What --quick trains unless --methods names others."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Options(command_line.Options):
@@ -33,6 +36,8 @@ class Options(command_line.Options):
     """Normalization layers of resnet18."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the layers' arithmetic; parameters, optimizer, statistics, sums and the loss stay float32."""
+    quick: bool = False
+    """A short trial: 3 rounds, 2 epochs, 8 clients of 40 examples, four methods unless --methods names others."""
     methods: tuple[str, ...] = ("all",)
     """Methods to train: names as in the tables (FedAMP FedAvg-FT ...), all, or paper (the nine of the FedAMP paper)."""
     rounds: int | None = None
@@ -85,14 +90,14 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
     if rounds is None:
         rounds = paper_values.ROUNDS if options.dataset != "digits" else 30
     epochs, epochs_range = options.epochs, options.epochs_range
-    if options.quick:
-        rounds, epochs = min(rounds, 3), min(epochs, 2)
-        epochs_range = epochs_range and (min(epochs_range[0], 1), min(epochs_range[1], 3))
     check_integer("--epochs", epochs, low=1)
     for end in epochs_range or ():
         check_integer("--epochs-range", end, low=1)
     if epochs_range and epochs_range[1] < epochs_range[0]:
         raise ValueError("--epochs-range needs LOW HIGH, got {} {}".format(*epochs_range))
+    if options.quick:
+        rounds, epochs = min(rounds, 3), min(epochs, 2)
+        epochs_range = epochs_range and (min(epochs_range[0], 1), min(epochs_range[1], 3))
     check_integer("--batch-size", options.batch_size, low=1)
     check_number("--learning-rate", options.learning_rate, low=0)
     check_number("--sgd-learning-rate", options.sgd_learning_rate, low=0)
@@ -116,6 +121,12 @@ def load(options: Options, setting: str) -> Federation:
     source = dry_run.source(options)
     own = {name: value for name, value in vars(options).items() if name in ("alpha", "clients")}
     clients = fedamp_jax.data.federation(options.dataset, setting, seed=options.seed, source=source, **own)
+    if options.quick:
+        some = fedamp_jax.data.small(clients)
+        m, everybody, most = len(some.train.size), len(clients.train.size), int(some.train.size.max())
+        text = f"--quick: {m} of {everybody} clients, at most {most} examples of each; accuracies say little"
+        run_folder.console.print(text, highlight=False, soft_wrap=True)
+        clients = some
     return fedamp_jax.data.balanced(clients)
 
 
@@ -198,6 +209,8 @@ def variants_of(command: Command, setting: str, kind: type[Options] = Options) -
         titles = [f"{run_folder.percent(share)} invited"] * (len(command.participation) > 1)
         titles += [f"{run_folder.percent(dropped)} dropped"] * (len(command.drop_rate) > 1)
         options = kind(**{**one, "participation": share, "drop_rate": dropped})
+        if options.quick and options.methods == ("all",):
+            options = dataclasses.replace(options, methods=QUICK_METHODS)
         variants.append(grid.Variant(", ".join(titles), finish(options, setting)))
     return variants
 

@@ -1,12 +1,15 @@
 """The folder of a run: which run it belongs to, and the files that are written into it."""
 
+import contextlib
 import datetime
+import hashlib
 import json
 import os
 import platform
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,10 @@ from rich.console import Console
 import fedamp_jax
 from fedamp_jax.experiments import report, result_files
 from fedamp_jax.experiments.schema import Head, Results, RunResults
+
+fcntl: Any = None
+with contextlib.suppress(ImportError):  # Windows has none
+    import fcntl
 
 console = Console()
 
@@ -42,6 +49,12 @@ def default_folder(experiment: str, options: Any) -> Path:
         if name not in (*NOT_SETTINGS, "dataset") and value != getattr(plain, name)
     ]
     return Path("results") / "-".join([experiment, options.dataset, *changed])
+
+
+def words() -> list[str]:
+    """The words of the command that started this process: `python SCRIPT ...` or `fedamp EXPERIMENT ...`."""
+    first = sys.argv[0]
+    return [*(first.split() if first.startswith("fedamp ") else ["python", first]), *sys.argv[1:]]
 
 
 def percent(share: float) -> str:
@@ -92,9 +105,16 @@ def claim(
         The results that the folder holds; None if it holds none.
 
     Raises:
-        ValueError: the folder holds another run, other files, or, without `resume`, this run.
+        OSError: the folder cannot be written.
+        ValueError: the folder holds another run, other files, or, without `resume`, this run; or another process is
+            writing to it.
     """
     found = results_in(folder, mine)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK):
+        raise OSError(f"--out {folder}: there is no permission to write to {there}; give another folder")
+    if jax.process_index() == 0:
+        lock(folder)
     begun = found is not None or any((folder / name).exists() for name in inside)
     if begun and not resume:
         raise ValueError(
@@ -105,6 +125,32 @@ def claim(
         raise ValueError(f"--out {folder} holds other files; give an empty or new folder")
     wait_for_all(f"checked {folder}")  # before the first of several processes writes there
     return found
+
+
+_locked: dict[str, Any] = {}
+
+
+def lock(folder: Path) -> None:
+    """Keep other processes of this machine from writing to the folder for as long as this one lives.
+
+    The file that is locked lies among the temporary files, so that nothing is left in the folder.
+
+    Raises:
+        ValueError: another process has locked it.
+    """
+    if fcntl is None:
+        return
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    if name in _locked:
+        return
+    file = (Path(tempfile.gettempdir()) / f"fedamp_jax-{os.getuid()}-{name}.lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        text = f"another process is writing to --out {folder}: wait until it has ended, or give another folder"
+        raise ValueError(text) from None
+    _locked[name] = file
 
 
 def open_folder(folder: Path, options: Any, experiment: str) -> dict[str, Any]:
@@ -151,7 +197,7 @@ def describe_run(experiment: str, options: Any) -> Head:
         "experiment": experiment,
         "dataset": getattr(options, "dataset", "made up"),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(words()),
         "settings": settings_of(options),
         "versions": versions(),
         "device": describe_device(),

@@ -26,10 +26,10 @@ class MethodNumbers(TypedDict):
     Keys: bmta: highest mean test accuracy of any evaluated round, in percent. best_round: that round. final: mean test
     accuracy of the last round. accuracy, best_accuracy: `[M]`, of each client in the last and in the best round.
     rounds, mean_accuracy: `[R]`, the evaluated rounds and their means. loss: `[R]`. seconds: of the whole run.
-    seconds_per_round: without the first round, which compiles; None after a single round. rejected: how many updates of
-    a client were rejected, by client. paper: the paper's accuracy. in_group_weight, ari: `[R]`, how far attention has
-    found the groups. xi: `[M, M]`, the last round's collaboration weights. settings: of this method alone.
-    bmta_std, final_std, best_rounds: with several seeds.
+    first_round_seconds: of the first round of each start, which compiles. seconds_per_round: of the other rounds; None
+    if there are none. rejected: how many updates of a client were rejected, by client. paper: the paper's accuracy.
+    in_group_weight, ari: `[R]`, how far attention has found the groups. xi: `[M, M]`, the last round's collaboration
+    weights. settings: of this method alone. bmta_std, final_std, best_rounds: with several seeds.
     """
 
     bmta: float

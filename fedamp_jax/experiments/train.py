@@ -1,6 +1,8 @@
 """Trains the chosen methods of an experiment one after the other, and records what is measured of each."""
 
 import dataclasses
+import difflib
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -10,10 +12,9 @@ import numpy as np
 import fedamp_jax
 from fedamp_jax import Algorithm, Checkpoint, Participation, Task, metrics
 from fedamp_jax.algorithms.registry import PAPER_METHODS
-from fedamp_jax.checks import check_choice
 from fedamp_jax.data import Federation
 from fedamp_jax.driver.ahead import compiled_ahead
-from fedamp_jax.experiments import devices, report, run_folder
+from fedamp_jax.experiments import devices, forecast, report, run_folder
 from fedamp_jax.experiments.schema import LastRounds, MethodResults, PValues, RunResults
 
 
@@ -23,8 +24,13 @@ def chosen(methods: tuple[str, ...], available: Mapping[str, Algorithm]) -> list
     by_name["all"] = list(available)
     if set(PAPER_METHODS) <= set(available):
         by_name["paper"] = list(PAPER_METHODS)
-    for method in methods:
-        check_choice("--methods", method.lower(), tuple(by_name))
+    unknown = [method for method in methods if method.lower() not in by_name]
+    if unknown:
+        near = [difflib.get_close_matches(method.lower(), by_name, n=1) for method in unknown]
+        meant = [by_name[found[0]][0] if found[0] not in ("all", "paper") else found[0] for found in near if found]
+        hint = f" (did you mean {' '.join(meant)}?)" if meant else ""
+        there = " ".join([*available, *(name for name in ("paper", "all") if name in by_name)])
+        raise ValueError(f"--methods: there is no {' and no '.join(unknown)}{hint}; there are {there}")
     wanted = {name for method in methods for name in by_name[method.lower()]}
     return [name for name in available if name in wanted]
 
@@ -46,15 +52,13 @@ def participation(options: Any, clients: int) -> Participation:
 
 def method_results(result: fedamp_jax.Run, paper: float | None) -> MethodResults:
     """One method's entry in results.json; accuracies in percent."""
-    done = result.rounds[-1]
     summary = metrics.accuracy_summary(100.0 * result.accuracy.astype(np.float64), result.rounds)
     entry = {
         **summary,
         "loss": result.loss,
         "seconds": result.seconds,
         "first_round_seconds": result.first_seconds,
-        # The first round compiles, so a single round says nothing about the time of others.
-        "seconds_per_round": (result.seconds - result.first_seconds) / (done - 1) if done > 1 else None,
+        "seconds_per_round": result.seconds_per_round,
         "rejected": {str(i): int(n) for i, n in enumerate(result.rejected) if n},
         "paper": paper,
         "in_group_weight": result.observed.get("in_group_weight"),
@@ -129,19 +133,30 @@ def train_methods(
     }
     kept = [name for name in algorithms if name in names or name in done]
     wanted = {name: algorithms[name] for name in kept if name not in done}
-    with compiled_ahead(task, wanted, federation.train, federation.test, devices.placement_for(options)) as waited_for:
+    placement = devices.placement_for(options)
+    if wanted and (text := forecast.at_least(task, federation.train, placement, options, list(wanted))):
+        run_folder.console.print(text, highlight=False, soft_wrap=True)
+    began = time.monotonic()
+    with compiled_ahead(task, wanted, federation.train, federation.test, placement) as waited_for:
         for name in kept:
             if name in done:
                 results["methods"][name] = done[name]
                 continue
-            checkpoints, waited = folder / "checkpoints" / name, waited_for(name)
-            result = train_one(experiment, name, options, checkpoints, federation, task, algorithms[name], score_rounds)
+            checkpoints, waited, number = folder / "checkpoints" / name, waited_for(name), list(wanted).index(name) + 1
+            label = f"{name} {number}/{len(wanted)}" if len(wanted) > 1 else name
+            result = train_one(
+                experiment, name, options, checkpoints, federation, task, algorithms[name], score_rounds, label
+            )
             result.seconds, result.first_seconds = result.seconds + waited, result.first_seconds + waited
             results["methods"][name] = method_results(result, paper.get(name))
             if score_rounds:
                 results["methods"][name]["last_rounds"] = last_rounds(100.0 * result.accuracy, score_rounds)
             report.write_json(results, folder / "results.json")
             run_folder.remove(checkpoints)
+            left = (time.monotonic() - began) / number * (len(wanted) - number)
+            if left > 60:
+                text = f"{number} of {len(wanted)} methods done, about {forecast.readable(left)} left"
+                run_folder.console.print(text, highlight=False)
     results["wilcoxon"] = p_values(results["methods"])
     run_folder.remove(folder / "checkpoints")
     return results
@@ -162,8 +177,12 @@ def train_one(
     task: Task,
     algorithm: Algorithm,
     score_rounds: int | None,
+    label: str,
 ) -> fedamp_jax.Run:
-    """Train one method, from its last checkpoint if there is one; arguments as in `train_methods`."""
+    """Train one method, from its last checkpoint if there is one; arguments as in `train_methods`.
+
+    `label`: what the progress is called.
+    """
     legs = [(options.rounds, options.evaluate_every)]
     if score_rounds and options.rounds > score_rounds:
         # Each of the last rounds is evaluated: they are a second run, which resumes from the first one's checkpoint.
@@ -177,7 +196,7 @@ def train_one(
         result = fedamp_jax.run(
             task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
             participation=participation(options, len(federation.train.size)), evaluate_every=every,
-            observe=observer(federation.groups), progress=name, placement=placement,
+            observe=observer(federation.groups), progress=label, placement=placement,
             checkpoint=Checkpoint(checkpoints, options.checkpoint_every, fingerprint),
         )  # fmt: skip
     assert result is not None

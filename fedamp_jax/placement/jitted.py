@@ -14,9 +14,9 @@ _LEVEL = "xla_backend_optimization_level"
 class Jitted:
     """`jax.jit(fn, **options)`, which a CPU's compiler optimizes at LLVM's first level in place of its third.
 
-    There that takes two thirds less time for the random numbers of an initial model, and a third less for fine-tuning
-    and evaluation. Programs are as fast and compute the same bits: loops are vectorized at the first level, too, and
-    what takes long is in libraries (docs/performance.md). A level in the environment's XLA_FLAGS is left alone.
+    There that takes two thirds less time for the random numbers of an initial model, and a third less for rounds and
+    evaluation. Programs are as fast: loops are vectorized at the first level, too, and what takes long is in libraries
+    (docs/performance.md). A level in the environment's XLA_FLAGS is left alone.
 
     Args:
         fn: a function of which one argument is `Data`.
@@ -40,6 +40,10 @@ class Jitted:
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """As of a jitted function; arguments may be abstract."""
         return self._chosen(args).lower(*args)
+
+    def trace(self, *args: Any) -> jax.stages.Traced:
+        """As of a jitted function; arguments may be abstract."""
+        return self._chosen(args).trace(*args)
 
     def _cache_size(self) -> int:
         return self._jitted._cache_size() + self._for_cpu._cache_size()
