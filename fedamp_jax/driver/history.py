@@ -139,9 +139,10 @@ class Shown:
 
     def update(self, k: int, note: str | None) -> None:
         """Round `k`, 1-based, is done; what `note_of` says of its main metric if it was evaluated."""
+        fields: dict[str, Any] = {} if note is None else {"note": note}
         if k == self._first + 1 and note is None:
-            self._bar.update(self._task, note="")  # no longer compiling
-        self._bar.update(self._task, completed=k, **({} if note is None else {"note": note}))
+            fields = {"note": ""}  # no longer compiling
+        self._bar.update(self._task, completed=k, **fields)
         if self._lines and note is not None:
             took = time.monotonic() - self._began
             left = took / (k - self._first) * (self._rounds - k)
