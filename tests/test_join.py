@@ -36,8 +36,8 @@ def grown(algorithm, state, everybody):
 def test_newcomers_of_every_method(entry):
     """The others keep every number, what all share stays, newcomers start by the method's rule, and rounds go on.
 
-    Failed with rows told apart by their number where a layer is as wide as there are clients: five features, and five
-    clients; with newcomers of FedAvg at the initial statistics; and with FedAMP's at an initial model.
+    Failed with newcomers of FedAMP at an initial model, and with those of FedPer under the first client's head.
+    There are as many clients as features, so that a shared layer has as many rows as there are clients.
     """
     task, algorithm = made(entry)
     everybody = federation()

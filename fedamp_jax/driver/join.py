@@ -56,7 +56,7 @@ def join(algorithm: Algorithm, key: Array, state: Any, train: Data, newcomers: D
         jax.eval_shape(algorithm.init, key, jax.tree.map(lambda a, n=n: a[:n], together))
         for n in (m, together.y.shape[0])
     )
-    # A leaf has a row for each client just if it grows with them; a number of rows alone could be a layer's width.
+    # A leaf has a row for each client just if it grows with them: a layer may be as wide as there are clients.
     grows = jax.tree.map(lambda a, b: a.shape != b.shape, before, after)
     old = jax.tree.map(lambda a, g: a[:m] if g else jnp.copy(a), state, grows)
     everybody = place.place(together)
