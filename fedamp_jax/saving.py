@@ -102,7 +102,7 @@ def save(
         text = json.dumps(header).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(f"names, class_names and about must hold what JSON can hold: {error}") from None
-    leaves = {f"leaf{i}": _plain(a) for i, a in enumerate(jax.tree.leaves(arrays))}
+    leaves = {f"leaf{i}": a for i, a in enumerate(jax.tree.leaves(arrays))}
     _write(Path(path), {_HEADER: np.frombuffer(text, np.uint8), **leaves})
 
 
@@ -129,6 +129,7 @@ def load(path: str | os.PathLike[str], task: Task) -> Saved:
         raise ValueError(f"{path} has format {header['format']}: a later version of fedamp_jax reads it")
     shapes = check_task(task)
     _refuse_other(header["leaves"], _kinds(shapes, 0), str(path))
+    # npz knows no bfloat16 and gives its bits, as void.
     leaves = [jnp.asarray(a.view(b.dtype)) for a, b in zip(arrays, jax.tree.leaves(shapes), strict=True)]
     models = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
     return Saved(models, header["names"], header["class_names"], header["about"])
@@ -149,11 +150,6 @@ def _refuse_other(found: dict[str, list[Any]], wanted: dict[str, list[Any]], wha
                 f"{what} and the task differ in {name}: {said[0]} there, {said[1]} in the task. Build the task with "
                 "the arguments that the models were trained with"
             )
-
-
-def _plain(a: np.ndarray) -> np.ndarray:
-    """The array in a dtype that npz knows: bits, for bfloat16 and the like."""
-    return a if a.dtype.kind in "biufc" else a.view(f"u{a.dtype.itemsize}")
 
 
 def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -242,7 +242,7 @@ MUTATIONS = [
     Mutation("join-heads", "algorithms/partial.py", "if never or not keep_heads:", "if True:", "tests/test_join.py -k every_method"),
     Mutation("ids-anew", "data/concatenate.py", "jnp.int32(ids.max() + 1)", "jnp.int32(0)", "tests/test_join.py"),
     Mutation("saved-shapes", "saving.py", "        if a != b:", "        if False:", "tests/test_saving.py"),
-    Mutation("saved-bits", "saving.py", 'a.view(f"u{a.dtype.itemsize}")', "a", "tests/test_saving.py -k bfloat16"),
+    Mutation("saved-bits", "saving.py", "jnp.asarray(a.view(b.dtype))", "jnp.asarray(a)", "tests/test_saving.py -k bfloat16"),
     Mutation("schedule-first-steps", "solver.py", "_AHEAD = (0, 1, 10, 1_000, 100_000)", "_AHEAD = (0, 1)", "tests/test_solver.py -k schedule"),
     Mutation("participation-by-position", "driver/participation.py", "drawn = drawn[jnp.argsort(jnp.argsort(data.id[:clients]))]",
              "drawn = drawn[:clients]", "tests/test_loop.py tests/test_rounds.py tests/test_algorithms.py -k 'particip or share or order or permut'"),
