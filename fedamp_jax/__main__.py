@@ -36,10 +36,14 @@ EXPERIMENTS = {
     "convergence": Experiment("the convergence theorems of the FedAMP paper", "convergence"),
 }
 
+TOOLS = ("compare", "tables")
+"""Modules in `fedamp_jax.experiments`, each with a `main`, for results that are there."""
+
 USAGE = """usage: fedamp EXPERIMENT [options]
        fedamp EXPERIMENT --help
        fedamp list                what there is: experiments, methods, data sets, models
-       fedamp tables FILE ...     tables of results.json files
+       fedamp compare RUN RUN ... one page of several runs
+       fedamp tables RUN ...      tables of several runs
        fedamp --version
 
   fedamp practical                                  # the bundled digits, about a minute
@@ -64,13 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"fedamp_jax {fedamp_jax.__version__}")
     elif name == "list":
         print(inventory())
-    elif name == "tables" or name in EXPERIMENTS:
-        found = EXPERIMENTS.get(name, Experiment("", "tables"))
+    elif name in TOOLS or name in EXPERIMENTS:
+        found = EXPERIMENTS.get(name, Experiment("", name))
         sys.argv = [f"fedamp {name}", *rest]
         run: Callable[..., None] = importlib.import_module(f"fedamp_jax.experiments.{found.module}").main
         run(*found.arguments)
     else:
-        near = difflib.get_close_matches(name, [*EXPERIMENTS, "list", "tables"], n=1)
+        near = difflib.get_close_matches(name, [*EXPERIMENTS, *TOOLS, "list"], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         print(f"fedamp: there is no {name!r}.{hint}\n\n{USAGE}", file=sys.stderr)
         sys.exit(2)

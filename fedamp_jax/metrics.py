@@ -205,6 +205,62 @@ def wilcoxon_table(accuracies: Mapping[str, ArrayLike], of: Sequence[str] | None
     return {a: {b: wilcoxon(accuracies[a], accuracies[b]) for b in accuracies if b != a} for a in rows}
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values of several comparisons, corrected for their number by Holm's method (1979).
+
+    Below a level, they keep the probability that any of them is there by chance below that level.
+
+    Args:
+        p_values: of all comparisons that are made together.
+
+    Returns:
+        The corrected p-values in the same order, at most 1.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p_values, np.float64)
+    order = np.argsort(p)
+    corrected = np.empty(p.size)
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
+    return corrected.tolist()
+
+
+def collaborators(xi: ArrayLike) -> np.ndarray:
+    """How many others each client effectively listens to: `exp` of the entropy of its off-diagonal weights.
+
+    A client that gives k others equal weights has k; one that gives almost all to one other has almost 1.
+
+    Args:
+        xi: `[M, M]` as for `in_group_weight`.
+
+    Returns:
+        `[M]`, from 1 to M - 1; NaN for a client with no off-diagonal weight.
+
+    Raises:
+        ValueError: if `xi` is not `[M, M]`, is not finite or has negative off-diagonal weights.
+
+    >>> collaborators([[0.2, 0.4, 0.4], [0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]).round(3).tolist()
+    [2.0, nan, 1.0]
+    """
+    share, linked = _shares(xi)
+    entropy = -np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0).sum(axis=1)
+    return np.where(linked, np.exp(entropy), np.nan)
+
+
+def in_group_weights(xi: ArrayLike, groups: ArrayLike) -> np.ndarray:
+    """Each client's share of off-diagonal weights that goes to its own group, `[M]`; arguments as `in_group_weight`.
+
+    NaN for a client with no off-diagonal weight, or no other client in its group.
+
+    >>> in_group_weights([[0.5, 0.4, 0.1], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]], [0, 0, 1]).tolist()
+    [0.8, 0.5, nan]
+    """
+    share, linked = _shares(xi)
+    mate = _mates(groups, len(share))
+    return np.where(linked & mate.any(axis=1), (share * mate).sum(axis=1), np.nan)
+
+
 def in_group_weight(xi: ArrayLike, groups: ArrayLike) -> float:
     """Share of a client's off-diagonal weights that goes to its own group, averaged over clients.
 
@@ -225,9 +281,9 @@ def in_group_weight(xi: ArrayLike, groups: ArrayLike) -> float:
     >>> in_group_weight([[0.5, 0.4, 0.1], [0.3, 0.4, 0.3], [0.2, 0.3, 0.5]], [0, 0, 1])
     0.65
     """
-    share, linked = _shares(xi)
-    counted = linked & (mate := _mates(groups, len(share))).any(axis=1)
-    return float((share * mate).sum(axis=1)[counted].mean()) if counted.any() else float("nan")
+    own = in_group_weights(xi, groups)
+    counted = own[~np.isnan(own)]
+    return float(counted.mean()) if counted.size else float("nan")
 
 
 def chance_in_group_weight(groups: ArrayLike) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedamp_jax
-from fedamp_jax.experiments import faulty, fedamp_paper, report
+from fedamp_jax.experiments import faulty, fedamp_paper, run_page
 from tests.small_experiments import method_entry, small_federation
 
 
@@ -28,10 +28,10 @@ def test_the_run_and_its_report_name_the_client():
     result = fedamp_jax.run(tiny_task(), algorithm, bad, test, rounds=3, progress=False)
     assert result.rejected.tolist() == [0, 0, 3, 0]
     rejected = {str(i): int(n) for i, n in enumerate(result.rejected) if n}
-    entry = method_entry(100.0 * result.accuracy[-1], rejected=rejected, loss=result.loss)
+    entry = method_entry(100.0 * result.accuracy[-1], rejected=rejected, loss=result.loss, rounds=3)
     results = {"experiment": "x", "dataset": "y", "created": "", "command": "", "settings": {}, "versions": {},
                "device": "", "clients": 4, "rounds": 3, "methods": {"FedAvg": entry}}  # fmt: skip
-    assert "Rejected in FedAvg: client 2 (3 rounds)." in report.html(results, {})
+    assert "Rejected in FedAvg: client 2 (3 rounds)." in run_page.html(results)
 
 
 def test_what_faulty_clients_send():

@@ -21,7 +21,7 @@ import fedamp_jax
 from fedamp_jax import Participation, Placement, Solver, data, metrics
 from fedamp_jax.data import partition
 from fedamp_jax.driver import checkpoint
-from fedamp_jax.experiments import report
+from fedamp_jax.experiments import report, run_page
 from tests.registry import CLASSES, FEATURES, tiny_task
 
 CASES = {"ci": 1, "nightly": 12}[os.environ.get("HYPOTHESIS_PROFILE", "ci")]
@@ -259,7 +259,7 @@ def test_reports(accuracies, text):
     said = dict.fromkeys(["experiment", "created", "command", "device"], text)
     results = {**said, "dataset": "<x>", "settings": {text: text}, "versions": {}, "clients": 3, "rounds": 1,
                "methods": methods, "wilcoxon": metrics.wilcoxon_table(accuracies)}  # fmt: skip
-    page = report.html(results, {})
+    page = run_page.html(results)
     assert "<x>" not in page and page.count("<title>") == 1
     assert len(report.history_rows(results)) == len(methods)
 

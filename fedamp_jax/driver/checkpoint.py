@@ -22,9 +22,9 @@ from fedamp_jax.trees import path_name
 from fedamp_jax.types import Data
 
 FORMAT = 4
-"""Number of the layout below. Raised whenever what a state means changes without changing its shapes."""
-_HISTORY = ("rounds", "loss", "observed", "seconds", "first_seconds", "starts", "before")
-_ARRAYS = ("metrics", "rejected", "xi")
+"""Number of the layout below. Raised whenever it changes, or what a state means changes without changing its shapes."""
+_HISTORY = ("rounds", "loss", "observed", "snapshot_rounds", "seconds", "first_seconds", "starts", "before")
+_ARRAYS = ("rejected", "xi", "snapshot_xi", "snapshot_distances")
 
 
 class Checkpoint(NamedTuple):
@@ -78,7 +78,9 @@ class Checkpoints:
             OSError: if this checkpoint, or the last one in the background, cannot be written.
         """
         # The run goes on adding to its history while orbax's thread still reads them.
-        result = dataclasses.replace(result, **{n: copy.deepcopy(getattr(result, n)) for n in (*_HISTORY, *_ARRAYS)})
+        result = dataclasses.replace(
+            result, **{n: copy.deepcopy(getattr(result, n)) for n in (*_HISTORY, "metrics", *_ARRAYS)}
+        )
         arrays = _arrays(result)
         # By number, so that a state may hold what orbax has no path for; `_shapes` gives the names.
         leaves = {f"state{i}": _plain(a) for i, a in enumerate(jax.tree.leaves(result.state))} | arrays
@@ -131,7 +133,8 @@ class Checkpoints:
         for name in _HISTORY:
             setattr(result, name, history[name])
         result.metrics = {name: read[f"metric{i}"] for i, name in enumerate(history["metrics"])}
-        result.rejected, result.xi = read["rejected"], read.get("xi")
+        for name in _ARRAYS:
+            setattr(result, name, read.get(name))
         return done
 
     def close(self) -> None:
@@ -215,7 +218,7 @@ def opened(checkpoint: Checkpoint | None, fingerprint: dict[str, Any], rows: int
 def _arrays(result: Any) -> dict[str, Any]:
     """The arrays of a `Run` beside its state; metrics by number, as their names may be anything."""
     metrics = {f"metric{i}": a for i, a in enumerate(result.metrics.values())}
-    return {**metrics, "rejected": result.rejected, "xi": result.xi}
+    return {**metrics, **{name: getattr(result, name) for name in _ARRAYS}}
 
 
 def describe(data: Data, m: int) -> str:

@@ -3,14 +3,27 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedamp_jax.types import Info, Metric
+from fedamp_jax.types import Data, Info, Metric
+
+
+class Snapshots(NamedTuple):
+    """Rounds whose attention weights `run` keeps, so that one can see how they came about.
+
+    Attributes:
+        rounds: 1-based.
+        distances: `(state, data) -> [M, M]`, called before each of these rounds: the distances that the weights of the
+            round follow from. Rows of padding clients are cut off. None: not measured.
+    """
+
+    rounds: Collection[int]
+    distances: Callable[[Any, Data], Any] | None = None
 
 
 @dataclasses.dataclass
@@ -26,6 +39,9 @@ class Run:
         rejected: `[M]` int, how often each client's update was discarded.
         observed: what `observe` returned, a list of K numbers per name.
         xi: `[M, M]`, the last round's weights, or None.
+        snapshot_rounds: the S rounds of `Snapshots` whose weights are kept; none for methods without weights.
+        snapshot_xi: `[S, M, M]`, their weights, or None.
+        snapshot_distances: `[S, M, M]`, the distances that these follow from, or None.
         seconds: wall-clock seconds of rounds and evaluations, the first round's compilation included.
         first_seconds: of these, the seconds of the first round of each process that took part: it compiles.
         starts: how many processes took part, one after the other; 1 unless the run was continued from a checkpoint.
@@ -39,6 +55,9 @@ class Run:
     rejected: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
     observed: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     xi: np.ndarray | None = None
+    snapshot_rounds: list[int] = dataclasses.field(default_factory=list)
+    snapshot_xi: np.ndarray | None = None
+    snapshot_distances: np.ndarray | None = None
     seconds: float = 0.0
     first_seconds: float = 0.0
     starts: int = 0
@@ -82,6 +101,21 @@ def note_of(metric: Metric, scores: np.ndarray) -> str:
         return ""
     mean = float(known.mean())
     return f"{100 * mean:.2f} %" if metric.name == "accuracy" else f"{metric.name} {mean:.4g}"
+
+
+def keep(result: Run, k: int, info: Info, distances: Any) -> None:
+    """Add the weights of round `k`, if there are any, and the distances that they follow from, if measured."""
+    if info.xi is None:
+        return
+    m = len(info.xi)
+    result.snapshot_rounds.append(k)
+    result.snapshot_xi = _appended(result.snapshot_xi, np.asarray(info.xi))
+    if distances is not None:
+        result.snapshot_distances = _appended(result.snapshot_distances, np.asarray(distances)[:m, :m])
+
+
+def _appended(stack: np.ndarray | None, matrix: np.ndarray) -> np.ndarray:
+    return matrix[None] if stack is None else np.concatenate([stack, matrix[None]])
 
 
 def warn_if_lost(info: Info) -> None:

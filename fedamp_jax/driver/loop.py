@@ -14,7 +14,7 @@ from fedamp_jax.driver import history
 from fedamp_jax.driver.checkpoint import Checkpoint, describe, opened
 from fedamp_jax.driver.continued import continued
 from fedamp_jax.driver.evaluation import personal_scores
-from fedamp_jax.driver.history import Run
+from fedamp_jax.driver.history import Run, Snapshots
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.rounds import round, round_keys
 from fedamp_jax.driver.signals import StopOnSignal, Stopped
@@ -34,6 +34,7 @@ def run(
     participation: Participation | None = None,
     evaluate_every: int = 1,
     observe: Callable[[Info], dict[str, float]] | None = None,
+    snapshots: Snapshots | None = None,
     progress: bool | str = True,
     checkpoint: Checkpoint | None = None,
     placement: Placement | None = None,
@@ -51,6 +52,7 @@ def run(
         participation: which share of the clients takes part in a round; None: every client.
         evaluate_every: evaluate after every that many rounds, and after the last.
         observe: `Info -> {name: number}`, called at each evaluation; collected in `Run.observed`.
+        snapshots: rounds whose attention weights are kept in `Run.snapshot_xi`; None: only the last evaluated round's.
         progress: show a progress bar, or a line for each evaluation where there is no terminal; a string is its label.
         checkpoint: save state and history there, and continue from the newest checkpoint found there: on the same
             device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown; a
@@ -124,6 +126,8 @@ def run(
             began = time.perf_counter()
             key_online, key_round, key_use = round_keys(key, k)
             present = train._replace(online=participation.online(key_online, train))
+            kept = snapshots if snapshots is not None and k + 1 in snapshots.rounds else None
+            distances = kept.distances(result.state, train) if kept and kept.distances else None
             result.state, info = round(algorithm, result.state, present, key_round)
             info = history.trim(info, m)
             history.warn_if_lost(info)
@@ -134,6 +138,8 @@ def run(
                 history.record(result, k + 1, scores, info, observe)
                 note = history.note_of(task.metrics[0], scores[:, 0])
             took = time.perf_counter() - began
+            if kept is not None:
+                history.keep(result, k + 1, info, distances)
             result.seconds += took
             if k == done:
                 result.first_seconds, result.starts = result.first_seconds + took, result.starts + 1

@@ -77,6 +77,12 @@ def make_algorithms(options: Options, federation: Federation, task: Task) -> dic
     return {name: fedamp_jax.fedamp(task, solver, **{**base, **v.change(sigma, m)}) for name, v in VARIANTS.items()}
 
 
+def sigma_of(variant: str, options: Options) -> float:
+    """A variant's sigma."""
+    assert options.sigma is not None  # `finish` has set it
+    return VARIANTS[variant].change(options.sigma, 1).get("sigma", options.sigma)
+
+
 def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
     """The clients, the model, and every variant by its name."""
     federation = fedamp_paper.load(options, "practical")
@@ -87,7 +93,8 @@ def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
 def execute(options: Options, folder: Path) -> RunResults:
     """Train every chosen variant, writing results into `folder` after each one; returns the results."""
     federation, task, algorithms = prepare(options)
-    results = train_methods("ablation", options, folder, federation, task, algorithms, {})
+    sigmas = {name: sigma_of(name, options) for name in algorithms}
+    results = train_methods("ablation", options, folder, federation, task, algorithms, {}, sigmas=sigmas)
     run_folder.write_files(results, folder)
     run_folder.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     return results

@@ -1,7 +1,7 @@
 """Which attention earns its keep? FedAMP with other weights, the same setting for every data set.
 
     python experiments/attention.py --seeds 0 1 2                      # the bundled digits, judged on validation data
-    python experiments/attention.py --dataset cifar100 --data-dir DIR --model mlp --rounds 20
+    python experiments/attention.py --dataset cifar100 --data-dir DIR --model mlp --rounds 20 --train-share 0.2
     python experiments/attention.py --judge test --methods FedAMP perplexity-8 groups mean
 
 Every variant is FedAMP as in `practical.py` but for its attention weights. Choose one by `--judge validation`, for
@@ -53,6 +53,10 @@ class Options(fedamp_paper.Options):
     """Concentration of the Dirichlet distribution; the smaller, the fewer classes has a client."""
     train_share: float = 1.0
     """Share of each client's training examples that is used, for shorter runs."""
+    sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Sigma of the variant FedAMP. Default: the paper's value; for digits ours."""
+    heur_sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Sigma of the variant HeurFedAMP. Default: the paper's value; for digits ours."""
     sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
     sigma_sweep: Unused[bool] = False
 
@@ -207,7 +211,9 @@ def execute(options: Options, folder: Path) -> RunResults:
         federation = federation._replace(train=train, test=validation)
     task = fedamp_paper.make_task(options, federation)
     algorithms = make_algorithms(options, federation, task)
-    results = train_methods("attention", options, folder, federation, task, algorithms, {})
+    assert options.sigma is not None  # `finish` has set it
+    sigmas = {"FedAMP": options.sigma}
+    results = train_methods("attention", options, folder, federation, task, algorithms, {}, sigmas=sigmas)
     run_folder.write_files(results, folder)
     return results
 

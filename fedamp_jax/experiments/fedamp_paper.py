@@ -15,7 +15,7 @@ from fedamp_jax.algorithms.registry import Setup, make_all
 from fedamp_jax.attention import Perplexity, perplexity
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data import Federation
-from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, plotting, report, run_folder
+from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, report, run_folder
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.sweep import sweep_sigma
 from fedamp_jax.experiments.train import train_methods
@@ -228,11 +228,13 @@ def execute(experiment: str, setting: str, options: Options, folder: Path) -> Ru
     paper = {}
     if paper_values.as_in_tables(vars(options)):
         paper = {n: v for (s, d, n), v in paper_values.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
-    results = train_methods(experiment, options, folder, federation, task, algorithms, paper)
-    figures = {}
+    # A perplexity has a scale for each client, and none to mark.
+    sigma = options.sigma
+    sigmas = {} if sigma is None or isinstance(sigma, str) else {"FedAMP": sigma}
+    results = train_methods(experiment, options, folder, federation, task, algorithms, paper, sigmas=sigmas)
+    sweep = None
     if options.sigma_sweep:
-        rows = sweep_sigma(setting, options, federation, task, make_solver(options))
-        report.write_json(rows, folder / "sigma_sweep.json")
-        figures["Sensitivity to sigma"] = plotting.sigma_sensitivity(rows)
-    run_folder.write_files(results, folder, figures)
+        sweep = sweep_sigma(setting, options, federation, task, make_solver(options))
+        report.write_json(sweep, folder / "sigma_sweep.json")
+    run_folder.write_files(results, folder, sweep)
     return results

@@ -11,8 +11,16 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fedamp_jax.experiments import plotting, report, run_folder
-from fedamp_jax.experiments.schema import GridResults, MethodResults, Part, RunResults
+from fedamp_jax.experiments import (
+    attention_history,
+    comparison,
+    method_table,
+    plotting,
+    report,
+    result_files,
+    run_folder,
+)
+from fedamp_jax.experiments.schema import GridResults, MethodResults, Part, RunResults, title
 from fedamp_jax.experiments.train import p_values
 
 _CURVES = ("mean_accuracy", "loss", "in_group_weight", "ari")
@@ -62,9 +70,9 @@ def run(
         mine = {"experiment": experiment, **_settings(variants, seeds)}
         run_folder.claim(folder, mine, variants[0].options.resume, [_slug(v.title) for v in variants])
     results = {}
-    for title, options in variants:
-        inside = folder / _slug(title) if several else folder
-        results[title] = _all_seeds(experiment, options, seeds, inside, train)
+    for heading, options in variants:
+        inside = folder / _slug(heading) if several else folder
+        results[heading] = _all_seeds(experiment, options, seeds, inside, train)
     if not several:
         run_folder.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
         return results[variants[0].title]
@@ -91,14 +99,17 @@ def combine(runs: Sequence[RunResults], seeds: Sequence[int]) -> RunResults:
 
     Numbers, curves and each client's accuracy are averaged over the seeds. `bmta_std` and `final_std` are the sample
     standard deviations over seeds (n - 1). The BMTA is the mean of the seeds' BMTAs, not the best of the mean curve.
-    p-values compare the clients' mean accuracies. xi is averaged only if all seeds have the same groups.
+    Curves have such deviations as well, in every round. p-values compare the clients' mean accuracies. xi and distances
+    are averaged only if all seeds have the same groups.
     """
     first = runs[0]
     names = [name for name in first["methods"] if all(name in run["methods"] for run in runs)]
     alike = first["groups"] is not None and all(run["groups"] == first["groups"] for run in runs)
     methods = {name: _combine_method([run["methods"][name] for run in runs], alike) for name in names}
+    sizes = [run.get("examples") for run in runs]
     return {
         **first,
+        "examples": sizes[0] if all(size == sizes[0] for size in sizes) else None,
         "settings": {**first["settings"], "seed": None, "seeds": list(seeds)},
         "groups": first["groups"] if alike else None,
         "chance_in_group_weight": first["chance_in_group_weight"] if alike else None,
@@ -114,13 +125,15 @@ def _combine_method(runs: Sequence[Mapping[str, Any]], alike: bool) -> MethodRes
         values = [run[key] for run in runs]
         # Where one value is unknown (None, in JSON null), so is the mean.
         known = None not in values
-        method[key] = np.mean(np.array(values, np.float64), axis=0).tolist() if known else None
-    for key in ("bmta", "final"):
-        method[f"{key}_std"] = float(np.std([run[key] for run in runs], ddof=1))
+        method[key] = np.mean(_numbers(values), axis=0).tolist() if known else None
+    for key in ("bmta", "final", *_CURVES):
+        values = [run[key] for run in runs]
+        method[f"{key}_std"] = None if None in values else np.std(_numbers(values), axis=0, ddof=1).tolist()
     method["best_rounds"] = [run["best_round"] for run in runs]
     method["best_round"] = int(np.median(method["best_rounds"]))
     method["seconds"] = sum(run["seconds"] for run in runs)
     method["xi"] = np.mean([run["xi"] for run in runs], axis=0).tolist() if alike and method["xi"] is not None else None
+    method["attention"] = attention_history.mean([run.get("attention") for run in runs]) if alike else None
     counts = [(client, n) for run in runs for client, n in run["rejected"].items()]
     method["rejected"] = {c: sum(n for other, n in counts if other == c) for c, _ in counts}
     if "last_rounds" in method:
@@ -129,6 +142,10 @@ def _combine_method(runs: Sequence[Mapping[str, Any]], alike: bool) -> MethodRes
         method["last_rounds"] = {**tails[0], "mean": mean, "ci95": ci}
         method["last_rounds"]["std"] = float(np.std([tail["mean"] for tail in tails], ddof=1))
     return cast(MethodResults, method)
+
+
+def _numbers(values: Any) -> np.ndarray:
+    return np.array(values, np.float64)  # None becomes NaN
 
 
 def _settings(variants: Sequence[Variant], seeds: Sequence[int]) -> dict[str, Any]:
@@ -142,31 +159,34 @@ def _settings(variants: Sequence[Variant], seeds: Sequence[int]) -> dict[str, An
 def summarize(
     experiment: str, variants: Sequence[Variant], seeds: Sequence[int], results: Mapping[str, RunResults]
 ) -> GridResults:
-    """The results of several variants, each without xi."""
+    """The results of several variants, each without attention weights."""
     head = run_folder.describe_run(experiment, variants[0].options)
     parts: dict[str, Part] = {
-        title: {
-            "folder": _slug(title),
+        heading: {
+            "folder": _slug(heading),
             "settings": part["settings"],
             "clients": part["clients"],
-            "methods": {name: {**method, "xi": None} for name, method in part["methods"].items()},
+            "methods": {name: {**method, "xi": None, "attention": None} for name, method in part["methods"].items()},
             "wilcoxon": part["wilcoxon"],
         }
-        for title, part in results.items()
+        for heading, part in results.items()
     }
     return {**head, "settings": _settings(variants, seeds), "parts": parts}
 
 
 def write_summary_report(summary: GridResults, results: Mapping[str, RunResults], folder: Path) -> None:
-    """Write `report.html` and `panels.png` of several variants, and print their table."""
+    """Write `report.html` and the figure `panels` of several variants, and print their table."""
     first = next(iter(results.values()))
-    rows = {f"{n} ({title})": m for title, part in results.items() for n, m in part["methods"].items()}
-    settings = summary["settings"]
-    page: RunResults = {**first, "settings": settings, "methods": rows, "wilcoxon": {}, "chance_in_group_weight": None}
-    figure = plotting.panels(summary)
-    plotting.save(figure, folder / "panels.png")
-    plotting.replace(folder / "report.html", report.html(page, {"Convergence": figure}).encode())
-    run_folder.console.print(report.table(page))
+    rows = {f"{n} ({heading})": m for heading, part in results.items() for n, m in part["methods"].items()}
+    files = {path.name: path.name for path in plotting.save_all(plotting.panels(summary), folder / "panels")}
+    record = result_files.Record(summary["experiment"], summary)
+    runs = [
+        comparison.Shown(heading, record, part, f"{part['folder']}/report.html")
+        for heading, part in summary["parts"].items()
+    ]
+    page = comparison.html(title(summary), runs, summary["command"], {"results.json": "results.json", **files})
+    plotting.replace(folder / "report.html", page.encode("utf-8", "backslashreplace"))
+    run_folder.console.print(method_table.table({**first, "settings": summary["settings"], "methods": rows}))
     text = f"Report: {folder / 'report.html'}; every setting has a report of its own."
     run_folder.console.print(text, highlight=False, soft_wrap=True)
 

@@ -12,31 +12,21 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedamp_jax.experiments.schema import GridResults, RunResults
+from fedamp_jax.experiments import styles
+from fedamp_jax.experiments.schema import GridResults, RunResults, title
 
-# Colours of Okabe and Ito, which colour-blind readers can distinguish; their yellow is too faint on white.
-_BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-_BLUE, _RED, _PINK, _GREY = "#0072B2", "#D55E00", "#CC79A7", "#8C8C8C"
-# fmt: off
-_STYLES = {  # Colour, line, marker.
-    "Separate": (_BLACK, ":", "s"), "FedAvg": (_SKY, "--", "o"), "FedProx": (_GREEN, "--", "v"),
-    "FedAvg-FT": (_SKY, "-", "P"), "FedProx-FT": (_GREEN, "-", "^"), "SCAFFOLD": (_ORANGE, "-", "<"),
-    "APFL": (_PINK, "-", ">"), "FedAMP": (_RED, "-", "D"), "HeurFedAMP": (_BLUE, "-", "*"),
-    "Ditto": (_GREY, "-", "X"), "FedPer": (_ORANGE, "-.", "p"), "FedRep": (_PINK, "-.", "h"),
-    "FedBABU": (_GREY, "-.", "d"), "FedRecon": (_BLACK, "-.", "8"), "PFLEGO": (_BLUE, "--", "H"),
-    "pFedMe": (_SKY, "-.", "x"), "FedFomo": (_BLUE, "-.", "+"), "pFedGraph": (_GREY, "--", "4"),
-}
-# fmt: on
+_BLACK, _RED = "#000000", styles.RED
+FORMATS = ("png", "svg", "pdf")
 _PANELS = {  # Title and label of the value axis.
     "bmta": ("Best mean test accuracy", "BMTA (%)"),
     "in_group_weight": ("Weight inside the client's group", "share of weight in own group"),
     "ari": ("Groups found from the weights", "adjusted Rand index"),
 }
-_UNFILLED = "1234+x"  # markers that are all edge
-_SPARE = [(c, line, m) for line, m in (("--", "1"), (":", "2"), ("-.", "3")) for c in (_RED, _ORANGE, _PINK, _GREEN)]
+_UNFILLED = "1234+x|_"  # markers that are all edge
 
 
 class Curve(NamedTuple):
@@ -74,13 +64,13 @@ def accuracy_distribution(results: RunResults) -> Figure:
     """
     methods = results["methods"]
     figure, (axes,) = _figure(9.0, 1.6 + 0.42 * len(methods), 1, 1)
-    noise = np.random.default_rng(0)
+    noise, looks = np.random.default_rng(0), styles.styles(methods)
     for row, (name, method) in enumerate(methods.items()):
         values = _numbers(method["best_accuracy"])
         values = values[np.isfinite(values)]
         if not values.size:
             continue
-        colour = _style(name, methods)[0]
+        colour = looks[name].colour
         height = row + noise.uniform(-0.3, 0.3, values.size)
         axes.scatter(values, height, s=np.clip(1500 / values.size, 4, 22), color=colour, alpha=0.6, linewidths=0)
         low, middle, high = np.percentile(values, [25, 50, 75])
@@ -156,8 +146,8 @@ def panels(summary: GridResults) -> Figure:
     PFLEGO's).
     """
     parts = {
-        title: {name: Curve(method["rounds"], method["mean_accuracy"]) for name, method in part["methods"].items()}
-        for title, part in summary["parts"].items()
+        heading: {name: Curve(method["rounds"], method["mean_accuracy"]) for name, method in part["methods"].items()}
+        for heading, part in summary["parts"].items()
     }
     figure = curve_panels(parts)
     figure.suptitle(_text(summary))
@@ -169,10 +159,10 @@ def curve_panels(parts: Mapping[str, Mapping[str, Curve]]) -> Figure:
     columns = 2 if len(parts) == 4 else min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure, axes = _figure(1.0 + 3.6 * columns, 0.9 + 3.4 * rows, rows, columns)
-    for panel, (title, part) in zip(axes, parts.items(), strict=False):
+    for panel, (heading, part) in zip(axes, parts.items(), strict=False):
         for name, curve in part.items():
             _line(panel, name, curve.x, curve.y, part)
-        panel.set(title=_text(title), xlabel="communication round")
+        panel.set(title=_text(heading), xlabel="communication round")
         panel.locator_params(axis="x", integer=True)
     for panel in axes[len(parts) :]:
         panel.remove()
@@ -188,9 +178,16 @@ def curve_panels(parts: Mapping[str, Mapping[str, Curve]]) -> Figure:
 
 def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Path:
     """Write a figure to `path` (.png, .pdf, .svg) atomically, creating its folder; returns the path."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=Path(path).suffix.removeprefix(".") or "png", dpi=dpi, facecolor="white")
+    drawn, kind = io.BytesIO(), Path(path).suffix.removeprefix(".") or "png"
+    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    with rc_context({"svg.hashsalt": "fedamp_jax"}):  # the same figure is the same file
+        figure.savefig(drawn, format=kind, dpi=dpi, facecolor="white", metadata=undated)
     return replace(path, drawn.getvalue())
+
+
+def save_all(figure: Figure, stem: str | os.PathLike[str]) -> list[Path]:
+    """Write a figure as PNG, SVG and PDF; returns their paths."""
+    return [save(figure, f"{os.fspath(stem)}.{kind}") for kind in FORMATS]
 
 
 def replace(path: str | os.PathLike[str], content: bytes) -> Path:
@@ -241,12 +238,13 @@ def _panels(rows: Mapping[str, Any], x: str, kinds: list[str], chance: float | N
 
 def _line(axes: Axes, name: str, x: Any, y: Any, methods: Iterable[str]) -> None:
     """One method's line with about six markers, staggered so that they do not cover those of nearby lines."""
-    names, own = list(methods), "AMP" in name
-    colour, line, marker = _style(name, names)
+    names = list(methods)
+    style = styles.styles(names)[name]
+    colour, line, marker = style
     every = max(1, len(x) // 6) if len(x) > 12 else 1
     start = names.index(name) * every // len(names)
     (drawn,) = axes.plot(x, _numbers(y), line, color=colour, marker=marker, markevery=(start, every), label=_text(name))
-    drawn.set(linewidth=2.4 if own else 1.5, markersize=8 if marker == "*" else 6, zorder=3 if own else 2)
+    drawn.set(linewidth=style.width, markersize=8 if marker == "*" else 6, zorder=2 + 0.1 * style.rank)
     edge = (colour, 1.4) if marker in _UNFILLED else ("white", 0.6)
     drawn.set(markeredgecolor=edge[0], markeredgewidth=edge[1])
 
@@ -277,11 +275,6 @@ def _weights(axes: Axes, name: str, xi: np.ndarray, groups: list[Any] | None) ->
     axes.grid(visible=False)
 
 
-def _style(name: str, methods: Iterable[str]) -> tuple[str, str, str]:
-    unknown = [other for other in methods if other not in _STYLES]  # They get spare styles in their order.
-    return _STYLES[name] if name in _STYLES else _SPARE[unknown.index(name) % len(_SPARE)]
-
-
 def _legend(figure: Figure, below: bool = False) -> None:
     """One legend for all panels."""
     entries = {str(line.get_label()): line for panel in figure.axes for line in panel.get_lines()}
@@ -291,7 +284,7 @@ def _legend(figure: Figure, below: bool = False) -> None:
 
 def _text(name: str | Mapping[str, Any]) -> str:
     """Text for matplotlib, of results a title: $ starts no formula, and no leading _ hides a legend entry."""
-    name = name if isinstance(name, str) else f"{name['experiment']} on {name['dataset']}"
+    name = name if isinstance(name, str) else title(name)
     return name.replace("$", r"\$").removeprefix("_") or "_"
 
 

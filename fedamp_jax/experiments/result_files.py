@@ -135,7 +135,8 @@ def p_value(a: Row, b: Row) -> float | None:
 def slim(record: Record, folder: Path, note: str | None) -> Path:
     """Write what the tables need of a record as `<name>.json` into `folder`; returns the path.
 
-    Large xi matrices are left out, accuracies rounded, and this machine's folders removed from the command.
+    Large xi matrices and those of earlier rounds are left out, accuracies rounded, and this machine's folders removed
+    from the command.
 
     Args:
         record: the record.
@@ -145,7 +146,7 @@ def slim(record: Record, folder: Path, note: str | None) -> Path:
     content: Any = json.loads(json.dumps(record.content))
     for part in content.get("parts", {"": content}).values():
         for name, entry in part.get("methods", {}).items():
-            unwanted = ("loss",) if len(entry.get("xi") or []) < _LARGE else ("loss", "xi")
+            unwanted = ("loss", "loss_std", "attention", *(["xi"] if len(entry.get("xi") or []) >= _LARGE else []))
             part["methods"][name] = {key: _rounded(value) for key, value in entry.items() if key not in unwanted}
     command = re.sub(r" --out(=| )(\"[^\"]*\"|'[^']*'|\S+)", "", content["command"])
     content["command"] = re.sub(r"(--data-dir(?:=| ))(\"[^\"]*\"|'[^']*'|\S+)", r"\1DIR", command)

@@ -18,11 +18,10 @@ import jax
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
-from matplotlib.figure import Figure
 from rich.console import Console
 
 import fedamp_jax
-from fedamp_jax.experiments import report, result_files
+from fedamp_jax.experiments import method_table, report, result_files
 from fedamp_jax.experiments.schema import Head, Results, RunResults
 
 fcntl: Any = None
@@ -127,7 +126,7 @@ def claim(
     return found
 
 
-_locked: dict[str, Any] = {}
+_locked: dict[str, int] = {}
 
 
 def lock(folder: Path) -> None:
@@ -143,11 +142,12 @@ def lock(folder: Path) -> None:
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     if name in _locked:
         return
-    file = (Path(tempfile.gettempdir()) / f"fedamp_jax-{os.getuid()}-{name}.lock").open("a")
+    # A number in place of a file object, which Python would close: it is held until the process ends.
+    file = os.open(Path(tempfile.gettempdir()) / f"fedamp_jax-{os.getuid()}-{name}.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
+        os.close(file)
         text = f"another process is writing to --out {folder}: wait until it has ended, or give another folder"
         raise ValueError(text) from None
     _locked[name] = file
@@ -205,11 +205,14 @@ def describe_run(experiment: str, options: Any) -> Head:
     }
 
 
-def write_files(results: RunResults, folder: Path, figures: Mapping[str, Figure | None] | None = None) -> None:
-    """Write `results.json`, `history.csv`, the figures and `report.html`, and print the table."""
+def write_files(results: RunResults, folder: Path, sweep: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write `results.json`, `history.csv`, the figures and `report.html`, and print the table.
+
+    `sweep` holds what `sweep.sweep_sigma` returns, if it was called.
+    """
     if jax.process_index() > 0:  # the first of several processes writes
         return
     report.write_json(results, folder / "results.json")
     report.write_history(results, folder / "history.csv")
-    report.write(results, folder, figures or {})
-    console.print(report.table(results))
+    report.write(results, folder, sweep)
+    console.print(method_table.table(results))

@@ -3,8 +3,12 @@
 A key that is not `NotRequired` is in every result file. In a file, NaN is null.
 """
 
+import math
+import os
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypeAlias, TypedDict, TypeGuard, get_args, get_origin, get_type_hints, is_typeddict
+
+import numpy as np
 
 
 class LastRounds(TypedDict):
@@ -20,6 +24,18 @@ class LastRounds(TypedDict):
     std: NotRequired[float]
 
 
+class AttentionHistory(TypedDict):
+    """The attention weights of a few rounds, and what they follow from, in four significant digits.
+
+    Keys: rounds: `[S]`. xi: `[S, M, M]`. distances: `[S, M (M - 1) / 2]`, the squared distances between the models that
+    the weights of the round follow from, of the pairs of clients (0, 1), (0, 2), ...; None if they were not measured.
+    """
+
+    rounds: list[int]
+    xi: list[list[list[float]]]
+    distances: list[list[float]] | None
+
+
 class MethodNumbers(TypedDict):
     """What every method's entry has, but for PFLEGO's score.
 
@@ -29,7 +45,9 @@ class MethodNumbers(TypedDict):
     first_round_seconds: of the first round of each start, which compiles. seconds_per_round: of the other rounds; None
     if there are none. rejected: how many updates of a client were rejected, by client. paper: the paper's accuracy.
     in_group_weight, ari: `[R]`, how far attention has found the groups. xi: `[M, M]`, the last round's collaboration
-    weights. settings: of this method alone. bmta_std, final_std, best_rounds: with several seeds.
+    weights. attention: those of earlier rounds, too. settings: of this method alone. With several seeds, standard
+    deviations over them: bmta_std, final_std, and `[R]` mean_accuracy_std, loss_std, in_group_weight_std, ari_std;
+    best_rounds: of each seed.
     """
 
     bmta: float
@@ -48,10 +66,15 @@ class MethodNumbers(TypedDict):
     ari: list[float | None] | None
     loss: NotRequired[list[float] | None]
     xi: NotRequired[list[list[float]] | None]
+    attention: NotRequired[AttentionHistory | None]
     settings: NotRequired[dict[str, Any]]
     bmta_std: NotRequired[float]
     final_std: NotRequired[float]
     best_rounds: NotRequired[list[int]]
+    mean_accuracy_std: NotRequired[list[float] | None]
+    loss_std: NotRequired[list[float] | None]
+    in_group_weight_std: NotRequired[list[float | None] | None]
+    ari_std: NotRequired[list[float | None] | None]
 
 
 class MethodResults(MethodNumbers):
@@ -91,8 +114,9 @@ class Head(TypedDict):
 class RunResults(Head):
     """The results of one run, or of several seeds of it.
 
-    Keys: methods: by name. clients: their number. groups: `[M]`, each client's group, if the data has groups.
-    chance_in_group_weight: the in-group weight if all weights are equal.
+    Keys: methods: by name. clients: their number. examples: `[M]`, each client's number of training examples.
+    groups: `[M]`, each client's group, if the data has groups. chance_in_group_weight: the in-group weight if all
+    weights are equal.
     """
 
     methods: dict[str, MethodResults]
@@ -100,6 +124,7 @@ class RunResults(Head):
     groups: list[int] | None
     chance_in_group_weight: float | None
     wilcoxon: PValues
+    examples: NotRequired[list[int] | None]
 
 
 class Part(TypedDict):
@@ -196,6 +221,16 @@ def is_grid(results: Results) -> TypeGuard[GridResults]:
     return "parts" in results
 
 
+def title(results: Head | Mapping[str, Any]) -> str:
+    """What was run on which data set.
+
+    >>> title({"experiment": "practical", "dataset": "mnist"}), title({"experiment": "omniglot", "dataset": "omniglot"})
+    ('practical on mnist', 'omniglot')
+    """
+    experiment, dataset = results["experiment"], results["dataset"]
+    return experiment if experiment == dataset else f"{experiment} on {dataset}"
+
+
 class Settings(TypedDict):
     """Settings that the tables need from every run."""
 
@@ -278,3 +313,22 @@ def check(schema: Any, value: Any, name: str) -> None:
         raise ValueError(f"{name} has no {missing[0]!r}")
     for key, item in value.items():
         check(hints.get(key) if is_typeddict(schema) else get_args(schema)[1], item, str(key))
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value`, called `where`, in JSON's types: NaN and infinities become None, arrays lists, keys strings.
+
+    Raises:
+        TypeError: JSON cannot represent a value; the message says which.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}[{str(key)!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, where) for item in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "__array__"):
+        return plain(np.asarray(value).tolist(), where)
+    raise TypeError(f"{where} holds a {type(value).__name__}, which JSON cannot hold: {value!r}")

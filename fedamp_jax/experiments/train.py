@@ -14,7 +14,7 @@ from fedamp_jax import Algorithm, Checkpoint, Participation, Task, metrics
 from fedamp_jax.algorithms.registry import PAPER_METHODS
 from fedamp_jax.data import Federation
 from fedamp_jax.driver.ahead import compiled_ahead
-from fedamp_jax.experiments import devices, forecast, report, run_folder
+from fedamp_jax.experiments import attention_history, devices, forecast, report, run_folder
 from fedamp_jax.experiments.schema import LastRounds, MethodResults, PValues, RunResults
 
 
@@ -50,8 +50,8 @@ def participation(options: Any, clients: int) -> Participation:
     return shares
 
 
-def method_results(result: fedamp_jax.Run, paper: float | None) -> MethodResults:
-    """One method's entry in results.json; accuracies in percent."""
+def method_results(result: fedamp_jax.Run, paper: float | None, sigma: float | None = None) -> MethodResults:
+    """One method's entry in results.json; accuracies in percent. `sigma` is the method's, if it has one."""
     summary = metrics.accuracy_summary(100.0 * result.accuracy.astype(np.float64), result.rounds)
     entry = {
         **summary,
@@ -64,6 +64,8 @@ def method_results(result: fedamp_jax.Run, paper: float | None) -> MethodResults
         "in_group_weight": result.observed.get("in_group_weight"),
         "ari": result.observed.get("ari"),
         "xi": None if result.xi is None else result.xi.tolist(),
+        "attention": attention_history.entry(result),
+        "settings": {} if sigma is None else {"sigma": sigma},
     }
     return cast(MethodResults, entry)
 
@@ -102,6 +104,7 @@ def train_methods(
     paper: Mapping[str, float],
     *,
     score_rounds: int | None = None,
+    sigmas: Mapping[str, float] | None = None,
 ) -> RunResults:
     """Train every chosen method, writing `results.json` after each one.
 
@@ -114,6 +117,7 @@ def train_methods(
         algorithms: every method by name, in the order of the tables.
         paper: the paper's accuracy by method.
         score_rounds: also report `last_rounds` over this many rounds, each of which is evaluated.
+        sigmas: the scale of squared distances by method, for those whose weights follow from it.
 
     Returns:
         The results, with all methods that the folder holds now.
@@ -126,6 +130,7 @@ def train_methods(
     results: RunResults = {
         **run_folder.describe_run(experiment, options),
         "clients": len(federation.train.size),
+        "examples": np.asarray(federation.train.size)[np.argsort(federation.train.id)].tolist(),
         "groups": None if groups is None else groups.tolist(),
         "chance_in_group_weight": None if groups is None else metrics.chance_in_group_weight(groups),
         "methods": {},
@@ -144,11 +149,12 @@ def train_methods(
                 continue
             checkpoints, waited, number = folder / "checkpoints" / name, waited_for(name), list(wanted).index(name) + 1
             label = f"{name} {number}/{len(wanted)}" if len(wanted) > 1 else name
+            sigma = (sigmas or {}).get(name)
             result = train_one(
-                experiment, name, options, checkpoints, federation, task, algorithms[name], score_rounds, label
+                experiment, name, options, checkpoints, federation, task, algorithms[name], score_rounds, label, sigma
             )
             result.seconds, result.first_seconds = result.seconds + waited, result.first_seconds + waited
-            results["methods"][name] = method_results(result, paper.get(name))
+            results["methods"][name] = method_results(result, paper.get(name), sigma)
             if score_rounds:
                 results["methods"][name]["last_rounds"] = last_rounds(100.0 * result.accuracy, score_rounds)
             report.write_json(results, folder / "results.json")
@@ -178,10 +184,11 @@ def train_one(
     algorithm: Algorithm,
     score_rounds: int | None,
     label: str,
+    sigma: float | None = None,
 ) -> fedamp_jax.Run:
     """Train one method, from its last checkpoint if there is one; arguments as in `train_methods`.
 
-    `label`: what the progress is called.
+    `label` is what the progress is called, `sigma` the method's own, if it has one.
     """
     legs = [(options.rounds, options.evaluate_every)]
     if score_rounds and options.rounds > score_rounds:
@@ -191,12 +198,14 @@ def train_one(
     if options.devices is not None or options.offload:
         devices.print_estimate(algorithm, federation.train, placement)
     fingerprint = {"experiment": experiment, "method": name, **run_folder.settings_of(options)}
+    clients = len(federation.train.size)
+    snapshots = attention_history.snapshots(options.rounds, options.evaluate_every, clients, sigma is not None)
     result = None
     for rounds, every in legs:
         result = fedamp_jax.run(
             task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
-            participation=participation(options, len(federation.train.size)), evaluate_every=every,
-            observe=observer(federation.groups), progress=label, placement=placement,
+            participation=participation(options, clients), evaluate_every=every,
+            observe=observer(federation.groups), snapshots=snapshots, progress=label, placement=placement,
             checkpoint=Checkpoint(checkpoints, options.checkpoint_every, fingerprint),
         )  # fmt: skip
     assert result is not None
@@ -207,5 +216,9 @@ def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:
     """The result with clients in the order of their `ids [M]`, whatever the order of the rows that were trained."""
     rows = np.argsort(ids)
     xi = None if result.xi is None else result.xi[np.ix_(rows, rows)]
+    several = {
+        name: None if stack is None else stack[:, rows[:, None], rows]
+        for name, stack in (("snapshot_xi", result.snapshot_xi), ("snapshot_distances", result.snapshot_distances))
+    }
     scores = {name: a[:, rows] for name, a in result.metrics.items()}
-    return dataclasses.replace(result, metrics=scores, rejected=result.rejected[rows], xi=xi)
+    return dataclasses.replace(result, metrics=scores, rejected=result.rejected[rows], xi=xi, **several)
