@@ -34,8 +34,9 @@ from fedamp_jax.attention import NegativeSelfWeightError
 from fedamp_jax.clients import for_each_client, stream
 from fedamp_jax.driver.checkpoint import Checkpoint
 from fedamp_jax.driver.estimate import estimate
-from fedamp_jax.driver.evaluation import evaluate
+from fedamp_jax.driver.evaluation import evaluate, predict
 from fedamp_jax.driver.history import Run, Snapshots
+from fedamp_jax.driver.join import join
 from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.rounds import round, scan_rounds
@@ -44,8 +45,9 @@ from fedamp_jax.minibatches import for_each_minibatch, full_gradient, mean_loss
 from fedamp_jax.models import cross_entropy
 from fedamp_jax.penalties import Prox
 from fedamp_jax.placement.placement import Placement
+from fedamp_jax.saving import Saved, load, save
 from fedamp_jax.solver import Solver, solve
-from fedamp_jax.types import Algorithm, Batch, Data, Info, RoundError, Task, Variables
+from fedamp_jax.types import Algorithm, Batch, Data, Info, Metric, RoundError, Task, Variables
 from fedamp_jax.validation import cross_losses, holdout
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "Batch",
     "Data",
     "Info",
+    "Metric",
     "NegativeSelfWeightError",
     "RoundError",
     "Task",
@@ -67,9 +70,15 @@ __all__ = [
     "Solver",
     "estimate",
     "evaluate",
+    "join",
+    "predict",
     "round",
     "run",
     "scan_rounds",
+    # Keeping models.
+    "Saved",
+    "load",
+    "save",
     # Methods.
     "apfl",
     "ditto",

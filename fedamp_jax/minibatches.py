@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedamp_jax.placement.programs import repeat
+from fedamp_jax.trees import per_client, take
 from fedamp_jax.types import Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -18,8 +19,8 @@ class Batching(Protocol):
         """Largest number of passes."""
         ...
 
-    def width(self, data: Data) -> int:
-        """`B` for these data."""
+    def width(self, client: Data) -> int:
+        """`B` for ONE client's data."""
         ...
 
 
@@ -45,8 +46,10 @@ def minibatch_order(key: Array, size: Array, epochs: int, width: int) -> Array:
 def take_batch(client: Data, rows: Array, real: Array) -> Batch:
     """The examples `rows [B]` of ONE client as a `Batch`; where `real [B]` is False, row 0 is read and masked."""
     inside = jnp.where(real, rows, 0)
+    x, y = take(client.x, inside), client.y[inside]
+    y = jnp.where(per_client(real, y), y, jnp.zeros((), y.dtype))
     n = jnp.asarray(client.y.shape[0], rows.dtype)
-    return Batch(client.x[inside], jnp.where(real, client.y[inside], 0), real, client.classes, jnp.where(real, rows, n))
+    return Batch(x, y, real, client.classes, jnp.where(real, rows, n))
 
 
 def for_each_minibatch(

@@ -113,6 +113,22 @@ def weighted_mean(weights: Array, tree: PyTree, otherwise: PyTree) -> PyTree:
     return where(total > 0, mean, otherwise)
 
 
+def statistics_of_newcomers(stats: str, old: PyTree, fresh: PyTree) -> PyTree:
+    """Running statistics that clients who come later start with.
+
+    Args:
+        stats: `"mix"`, those that all clients have; or `"local"`, initial ones, as no client sends its own.
+        old: `[M, ...]`.
+        fresh: initial statistics, for all clients with the newcomers.
+
+    Returns:
+        Like `fresh`.
+    """
+    if stats == "local":
+        return fresh
+    return jax.tree.map(lambda a, b: jnp.broadcast_to(a[:1], b.shape), old, fresh)
+
+
 def statistics_policy(stats: str) -> Callable[[Array, PyTree, PyTree], PyTree]:
     """What becomes of running statistics after a round.
 

@@ -1,6 +1,7 @@
 """Local training of ONE client, with a number of steps that may be traced. `fedamp_jax.clients` runs it for all."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedamp_jax.checks import check_integer, check_type
+from fedamp_jax.contract import check_task
 from fedamp_jax.minibatches import for_each_minibatch
 from fedamp_jax.penalties import Penalty
 from fedamp_jax.trees import check_float32, combine, partition, seeded
@@ -21,7 +23,8 @@ class Solver:
 
     Attributes:
         optimizer: an optax optimizer, or a function `round [] int32 -> optimizer` for learning rates that follow a
-            schedule of the round.
+            schedule of the round. A schedule inside an optax optimizer counts steps, and from 0 again in each round
+            unless `keep_optimizer`; there is a warning where it is told.
         epochs: passes over the client's data in a round; a pair `(low, high)` draws a whole number uniformly from
             `low..high` for each client and round (the paper's heterogeneous training: `(1, 19)`).
         batch_size: examples per step. The last batch of a pass holds what is left; the data are reshuffled each pass.
@@ -51,6 +54,13 @@ class Solver:
         check_integer("epochs", low, low=1)
         check_integer("epochs (upper end of the range)", high, low=low)
         check_integer("batch_size", self.batch_size, low=1)
+        if not self.keep_optimizer and _schedule_restarts(self.optimizer):
+            warnings.warn(
+                "the optimizer's schedule counts the steps of one round, as its state starts afresh in each: give "
+                "optimizer=lambda k: optax.sgd(schedule(k)) for a schedule of the round k, or keep_optimizer=True for "
+                "one of all steps",
+                stacklevel=3,
+            )
 
     @property
     def epochs_range(self) -> tuple[int, int]:
@@ -71,18 +81,43 @@ class Solver:
         """The optimizer of round `k`."""
         return self.optimizer if isinstance(self.optimizer, optax.GradientTransformation) else self.optimizer(k)
 
-    def width(self, data: Data) -> int:
-        """`B`: the batch size, or the padded length of the clients' data if that is smaller."""
-        return min(self.batch_size, data.y.shape[-1])
+    def width(self, client: Data) -> int:
+        """`B`: the batch size, or the padded length of ONE client's data if that is smaller."""
+        return min(self.batch_size, client.y.shape[0])
+
+
+_AHEAD = (0, 1, 10, 1_000, 100_000)  # steps
+
+
+def _schedule_restarts(optimizer: Any) -> bool:
+    """Whether an optimizer has a schedule of its steps that is not constant, as far as optax's own state tells it.
+
+    The count alone is set ahead, so that Adam's, which corrects its bias by another, is not taken for a schedule.
+    """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        return False
+    is_schedule = lambda s: isinstance(s, optax.ScaleByScheduleState)  # noqa: E731
+    one = {"w": jnp.ones((1, 1), jnp.float32)}
+    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        try:
+            state = optimizer.init(one)
+            if not any(map(is_schedule, jax.tree.leaves(state, is_leaf=is_schedule))):
+                return False
+            ahead = lambda s, n: s._replace(count=s.count + n) if is_schedule(s) else s  # noqa: E731
+            states = [jax.tree.map(lambda s, n=n: ahead(s, n), state, is_leaf=is_schedule) for n in _AHEAD]
+            steps = [jax.tree.leaves(optimizer.update(one, state, one)[0])[0] for state in states]
+            return any(bool(jnp.any(step != steps[0])) for step in steps)
+        except Exception:  # a transformation that needs other parameters, or a traced rate: nothing can be told
+            return False
 
 
 def check_parts(task: Any, solver: Any, **others: Any) -> None:
     """Validate what every method is made of; `others`: further solvers by name, or None.
 
     Raises:
-        TypeError: if `task` is not a `Task` or a solver not a `Solver`.
+        TypeError: if `task` is not a `Task`, its `init` does not return `Variables`, or a solver is not a `Solver`.
     """
-    check_type("task", task, Task, "such as fedamp_jax.models.mlp(classes=10)")
+    check_task(task)
     for name, given in {"solver": solver, **{k: v for k, v in others.items() if v is not None}}.items():
         check_type(name, given, Solver, "such as fedamp_jax.Solver(optax.adam(1e-3))")
 

@@ -16,8 +16,18 @@ def broadcast(tree: PyTree, m: int) -> PyTree:
     return jax.tree.map(lambda a: jnp.broadcast_to(a[None], (m, *a.shape)), tree)
 
 
+def broadcast_like(tree: PyTree, like: PyTree) -> PyTree:
+    """The same model for each client of `like`: leaves `[...]` become `[M, ...]`."""
+    return jax.tree.map(lambda a, b: jnp.broadcast_to(a[None], b.shape), tree, like)
+
+
+def take(tree: PyTree, rows: Array) -> PyTree:
+    """Rows `rows [B]` of every leaf: `[N, ...]` becomes `[B, ...]`."""
+    return jax.tree.map(lambda a: a[rows], tree)
+
+
 def per_client(mask: Array, leaf: Array) -> Array:
-    """Reshape `mask [M]` so that it broadcasts against `leaf [M, ...]`."""
+    """Reshape `mask [M]` so that it broadcasts against `leaf [M, ...]`; rows may be clients or examples."""
     return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from fedamp_jax.placement.placement import Placement
 
@@ -32,24 +33,68 @@ class Batch(NamedTuple):
     """Examples of ONE client, as a loss sees them.
 
     Attributes:
-        x: `[B, ...]`, in the dtype of the data set (uint8 images arrive as uint8).
-        y: `[B]` int32 labels in `0..classes-1`; 0 where `mask` is False.
+        x: `[B, ...]`, in the dtype of the data set (uint8 images arrive as uint8); a tree of them if an example has
+            several inputs.
+        y: `[B]` int32 labels in `0..classes-1`, or `[B, ...]` float32 targets; 0 where `mask` is False.
         mask: `[B]` bool, False for padding. A loss is the mean over the rows where it is True.
-        classes: `[]` int32, the client's number of classes; logits from there on are not used.
+        classes: `[]` int32, the client's number of classes; logits from there on are not used. 0 if y are targets.
         rows: `[B]` int32, the examples' positions in the client's data, N for padding; None if unknown.
     """
 
-    x: Array
+    x: PyTree
     y: Array
     mask: Array
     classes: Array
     rows: Array | None = None
 
 
+class Metric(NamedTuple):
+    """A number for each example, whose mean over a client's examples is reported.
+
+    >>> import jax.numpy as jnp, fedamp_jax
+    >>> def within_one(outputs, batch):
+    ...     return (jnp.abs(outputs - batch.y) < 1).astype(jnp.float32)
+    >>> metric = fedamp_jax.Metric("within one", within_one)
+
+    Attributes:
+        name: what `Run.metrics` calls it; the metrics of a task have different names.
+        function: `(outputs [B, ...], batch) -> [B] float32`. Rows where `batch.mask` is False do not count, whatever
+            it gives there.
+        larger_is_better: False for errors.
+    """
+
+    name: str
+    function: Callable[[Array, Batch], Array]
+    larger_is_better: bool = True
+
+
+def correct(logits: Array, batch: Batch) -> Array:
+    """Whether the largest logit of the client's own classes is the label's: `[B]` float32, 1 or 0.
+
+    Args:
+        logits: `[B, C]`.
+        batch: with labels `y [B]`.
+
+    Raises:
+        TypeError: if `batch.y` are no labels.
+    """
+    if not jnp.issubdtype(batch.y.dtype, jnp.integer) or logits.ndim != 2:
+        raise TypeError(
+            f"accuracy compares integer labels y [B] with logits [B, C], got y {batch.y.dtype} {list(batch.y.shape)} "
+            f"and outputs {list(logits.shape)}: give the task other metrics, such as fedamp_jax.models.MSE"
+        )
+    own = jnp.arange(logits.shape[-1])[None] < batch.classes
+    return (jnp.argmax(jnp.where(own, logits, -jnp.inf), axis=-1) == batch.y).astype(jnp.float32)
+
+
+ACCURACY = Metric("accuracy", correct)
+"""The share of examples whose label has the largest logit; the metric of a task that names none."""
+
+
 class Task(NamedTuple):
     """A model and its loss: pure functions for ONE client.
 
-    `fedamp_jax.models` makes one from a Flax Linen module. Written by hand it takes ten lines:
+    `fedamp_jax.models` makes one from a Flax module, Linen or nnx. Written by hand it takes ten lines:
 
     >>> import jax, jax.numpy as jnp, fedamp_jax
     >>> def init(key):
@@ -64,37 +109,41 @@ class Task(NamedTuple):
     Attributes:
         init: `key -> Variables`.
         loss: `(variables, batch, key) -> (scalar float32, new stats)`; the key is for dropout and the like.
-        predict: `(variables, x [B, ...]) -> logits [B, C]` float32, in evaluation mode.
+        predict: `(variables, x [B, ...]) -> outputs [B, ...]` float32, in evaluation mode; logits `[B, C]` for a
+            classifier.
         head: the parameters of the personal head, for methods that split a model into body and head: prefixes of
             their paths, such as `("head",)` or `("Dense_1/kernel", "Dense_1/bias")`.
         features: `(variables, batch, key) -> (features [B, ...], new stats)`, the body alone; None if the model cannot
             be split there. Lets PFLEGO pass its data through the body once.
         head_loss: `(variables, features, batch) -> scalar`, the loss given the features; None without `features`.
+        metrics: what is evaluated, a tuple of `Metric`s; the first one is the main one.
     """
 
     init: Callable[[Array], Variables]
     loss: Callable[[Variables, Batch, Array], tuple[Array, PyTree]]
-    predict: Callable[[Variables, Array], Array]
+    predict: Callable[[Variables, Any], Array]
     head: tuple[str, ...] = ("head",)
     features: Callable[[Variables, Batch, Array], tuple[Array, PyTree]] | None = None
     head_loss: Callable[[Variables, Array, Batch], Array] | None = None
+    metrics: tuple[Metric, ...] = (ACCURACY,)
 
 
 class Data(NamedTuple):
     """The data of all clients, padded to a common length. `fedamp_jax.data` builds and validates it.
 
     Attributes:
-        x: `[M, N, ...]`; uint8 stays uint8 until a step reads it. What lies beyond `size` never reaches a result.
-        y: `[M, N]` int32 labels.
-        size: `[M]` int32, the number of examples among the N rows, at least 1; 0 for a padding client, which
-            `Placement.place` adds where the devices do not divide the clients.
-        classes: `[M]` int32, each client's number of classes.
+        x: `[M, N, ...]`, or a dictionary or tuple of such arrays; uint8 stays uint8 until a step reads it. What lies
+            beyond `size` never reaches a result.
+        y: `[M, N]` int32 labels, or `[M, N, ...]` float32 targets.
+        size: `[M]` int32, the number of examples among the N rows. 0 for a client without test data, and for a
+            padding client, which `Placement.place` adds where the devices do not divide the clients.
+        classes: `[M]` int32, each client's number of classes; 0 if y are targets.
         id: `[M]` int32, the client's identity in random number generation: results follow it, not the position.
         online: `[M]` bool, whether the client takes part in this round. An offline client neither trains nor sends.
         placement: where the clients live; static, so it is a part of the tree's structure and holds no array.
     """
 
-    x: Array
+    x: PyTree
     y: Array
     size: Array
     classes: Array
@@ -133,16 +182,20 @@ class RoundError(ValueError):
 
 
 class Algorithm(NamedTuple):
-    """A federated method: three pure functions.
+    """A federated method: pure functions, of which three are required.
 
     Attributes:
         init: `(key, data) -> state`, a NamedTuple of its own type that holds what must survive a restart.
         round: `(key, state, data) -> (state, Info)`, one communication round. `fedamp_jax.round` compiles it.
         personalize: `(key, state, data) -> Variables [M, ...]`, the models to use; evaluation sees only these.
         explain: `(info, data) -> RoundError` for a round whose `info.error` is not 0; None with `info.error` None.
+        join: `(state, fresh) -> state`, how further clients start (see `fedamp_jax.join`): `fresh` is what `init` gives
+            all clients, with the newcomers last, and comes back with what newcomers get in leaves `[M, ...]`; the other
+            clients' rows there, and leaves without clients, are not read. None: newcomers start as in `init`.
     """
 
     init: Callable[[Array, Data], Any]
     round: Callable[[Array, Any, Data], tuple[Any, Info]]
     personalize: Callable[[Array, Any, Data], Variables]
     explain: Callable[[Info, Data], RoundError] | None = None
+    join: Callable[[Any, Any], Any] | None = None

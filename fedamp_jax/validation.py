@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from fedamp_jax.clients import stream
 from fedamp_jax.minibatches import mean_loss
 from fedamp_jax.solver import Solver
+from fedamp_jax.trees import take
 from fedamp_jax.types import Array, Data, Task, Variables
 
 
@@ -37,7 +38,7 @@ def holdout(key: Array, client: Data, share: float) -> tuple[Data, Data]:
     behind = jnp.roll(rows, -jnp.minimum(count, client.size - 1))
 
     def some(rows: Array, size: Array) -> Data:
-        return client._replace(x=client.x[rows], y=client.y[rows], size=size)
+        return client._replace(x=take(client.x, rows), y=client.y[rows], size=size)
 
     return some(rows, count), some(behind, jnp.maximum(client.size - count, 1))
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import fedamp_jax
 from fedamp_jax import Solver, data
-from fedamp_jax.driver.evaluation import compiled_personal_accuracy
+from fedamp_jax.driver.evaluation import compiled_personal_scores
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.placement import InHostMemory, OnMesh, cost, host_memory, memory
 from fedamp_jax.placement.accelerators import accelerator
@@ -74,7 +74,7 @@ def test_a_method(entry, mesh):
     assert need.working <= copies * share + SMALL, (need.working / share, need)
     assert is_estimated(program, mesh)
 
-    program = compiled_personal_accuracy.lower(task, algorithm.personalize, KEY, state, spread, spread).compile()
+    program = compiled_personal_scores.lower(task, algorithm.personalize, KEY, state, spread, spread).compile()
     assert sum(sizes(program)) <= 4 * m  # the accuracies
     assert memory.need(program).working <= copies * share + SMALL
     assert is_estimated(program, mesh)

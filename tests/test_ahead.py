@@ -38,13 +38,13 @@ def test_a_run_finds_its_programs(place, caplog):
     task, algorithm = separate()
     data, placement = federation(), place()
     made = compiled_in(caplog, lambda: compile_run(task, algorithm, data, data, placement))
-    assert {"jit(compiled_round)", "jit(compiled_personal_accuracy)"} <= set(made)
+    assert {"jit(compiled_round)", "jit(compiled_personal_scores)"} <= set(made)
 
     def run():
         who = Participation(0.5)
         fedamp_jax.run(task, algorithm, data, data, rounds=2, participation=who, progress=False, placement=placement)
 
-    assert not {"jit(compiled_round)", "jit(compiled_personal_accuracy)"} & set(compiled_in(caplog, run))
+    assert not {"jit(compiled_round)", "jit(compiled_personal_scores)"} & set(compiled_in(caplog, run))
 
 
 def test_clients_in_the_hosts_memory_compile_nothing_ahead(caplog):
@@ -52,7 +52,7 @@ def test_clients_in_the_hosts_memory_compile_nothing_ahead(caplog):
     task, algorithm = separate()
     placement = InHostMemory(device=jax.devices()[0], chunk=3)
     made = compiled_in(caplog, lambda: compile_run(task, algorithm, federation(), federation(), placement))
-    assert not {"jit(compiled_round)", "jit(compiled_personal_accuracy)"} & set(made)
+    assert not {"jit(compiled_round)", "jit(compiled_personal_scores)"} & set(made)
 
 
 def test_methods_compile_in_threads_and_errors_wait_for_the_run():

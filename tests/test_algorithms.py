@@ -13,7 +13,7 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Placement, placement
 from fedamp_jax.driver.checkpoint import Checkpoints
-from fedamp_jax.driver.evaluation import compiled_personal_accuracy, personal_accuracy
+from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scores
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.placement.memory import collectives
 from tests import registry
@@ -168,7 +168,7 @@ def test_the_hosts_memory_equals_a_device(entry):
     for data in (train, there.place(train)):
         state, _ = run_rounds(algorithm, only(data, *range(1, M)), 2)
         state, infos = run_rounds(algorithm, data, 1, state=state, first=2)
-        accuracy = personal_accuracy(task, algorithm, KEY, state, data, data.placement.place(test))
+        accuracy = personal_scores(task, algorithm, KEY, state, data, data.placement.place(test))
         results.append((contents(state), infos[0].loss, accuracy))
     chex.assert_trees_all_close(*results, rtol=1e-4, atol=1e-5)
 
@@ -180,7 +180,7 @@ def test_resumed_equals_uninterrupted(entry, tmp_path):
     whole, _ = run_rounds(algorithm, data, 3)
     fresh = initial(algorithm, KEY, data)
     unfinished = [
-        fedamp_jax.Run(state, accuracy=np.zeros((0, M), np.float32), rejected=np.zeros(M, int))
+        fedamp_jax.Run(state, rejected=np.zeros(M, int))
         for state in (jax.tree.map(jnp.array, after_one_round(algorithm)), fresh)
     ]
     with contextlib.closing(Checkpoints(tmp_path, {"seed": 0}, M)) as saved:
@@ -336,7 +336,7 @@ def test_what_crosses_between_devices(entry):
     parameters = sum(a.size for a in jax.tree.leaves(jax.eval_shape(task.init, key)))
     program = compiled_round.lower(algorithm.round, state, spread, key).compile()
     assert_traffic(entry, program, parameters, m, devices)
-    program = compiled_personal_accuracy.lower(task, algorithm.personalize, key, state, spread, spread).compile()
+    program = compiled_personal_scores.lower(task, algorithm.personalize, key, state, spread, spread).compile()
     assert collectives(program.as_text()) == {"all-gather": [4 * m]}
     try:
         plain = jax.jit(algorithm.round).lower(key, state, spread)
@@ -355,4 +355,4 @@ def test_spread_arrays_without_a_placement_are_refused(entry):
     with pytest.raises(ValueError, match="are spread over 8 devices"):
         fedamp_jax.round(algorithm, state, lost, KEY)
     with pytest.raises(ValueError, match="are spread over 8 devices"):
-        personal_accuracy(task, algorithm, KEY, state, lost, lost)
+        personal_scores(task, algorithm, KEY, state, lost, lost)

@@ -87,7 +87,7 @@ def test_another_state_is_refused(saved, monkeypatch):
         empty = Run(algorithm.init(jax.random.key(0), data), rejected=np.zeros(m, int))
         described = checkpoint.describe(data, m)
         own = {"seed": 0, "share": 0.75, "drop_rate": 0.2, "evaluate_every": 2}
-        own |= {"train": described, "test": described}
+        own |= {"metrics": ["accuracy"], "train": described, "test": described}
         with checkpoint.opened(Checkpoint(saved, 1, {"sigma": 2.0}), own, rows=m) as opened:
             return opened.restore(empty)
 
@@ -97,7 +97,7 @@ def test_another_state_is_refused(saved, monkeypatch):
     with pytest.raises(ValueError, match=r"state\.clients\.optimizer\[0\]\.count: \['int32', 8\] there, None now"):
         restore("fedamp")
     monkeypatch.setattr(checkpoint, "FORMAT", 99)
-    with pytest.raises(ValueError, match="has format 3, this version of fedamp_jax reads 99"):
+    with pytest.raises(ValueError, match="has format 4, this version of fedamp_jax reads 99"):
         restore("fedamp", keep_optimizer=True)
 
 
@@ -145,7 +145,9 @@ def test_what_is_saved_is_what_was_there(tmp_path, monkeypatch):
     going_on = threading.Event()
     dumps = json.dumps
     monkeypatch.setattr(json, "dumps", lambda *args, **kwargs: going_on.wait(10) and dumps(*args, **kwargs))
-    result = Run({"w": jnp.ones(3)}, [2], np.zeros((1, 4), np.float32), [0.5], np.zeros(4, int), {"own": [0.25]})
+    result = Run(
+        {"w": jnp.ones(3)}, [2], {"accuracy": np.zeros((1, 4), np.float32)}, [0.5], np.zeros(4, int), {"own": [0.25]}
+    )
     going_on.set()
     saved = checkpoint.Checkpoints(tmp_path, {}, rows=4)
     going_on.clear()

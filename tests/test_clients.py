@@ -236,7 +236,7 @@ METHODS = {
 @pytest.mark.parametrize("dtype", WRONG)
 @pytest.mark.parametrize("method", METHODS)
 def test_parameters_other_than_float32_are_refused(method, dtype):
-    """By `init`, and by a round whose state was cast by hand; the leaf is named.
+    """When the method is made, and by a round whose state was cast by hand; the leaf is named.
 
     Failed when a bfloat16 state came back as float32, or not, as the chunk was; and for PFLEGO, which has a loop of its
     own, when only `solve` looked.
@@ -246,11 +246,11 @@ def test_parameters_other_than_float32_are_refused(method, dtype):
     cast = lambda tree: jax.tree.map(  # noqa: E731
         lambda a: a.astype(WRONG[dtype]) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
     )
-    half = METHODS[method](task._replace(init=lambda key: cast(task.init(key))), Solver(optax.sgd(0.1), epochs=1))
+    half = task._replace(init=lambda key: cast(task.init(key)))
     message = rf"parameters must be float32, got {dtype} in .*(body|head)/.*compute_dtype"
     state = algorithm.init(KEY, data)
     with jax.enable_x64(dtype == "float64"):
         with pytest.raises(TypeError, match=message):
-            half.init(KEY, data)
+            METHODS[method](half, Solver(optax.sgd(0.1), epochs=1))
         with jax.numpy_dtype_promotion("standard"), pytest.raises(TypeError, match=message):
             fedamp_jax.round(algorithm, cast(state), data, KEY)

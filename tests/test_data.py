@@ -139,7 +139,7 @@ LISTS = {
         ValueError,
         r"classes must be .* \[2\], got shape \[3\]",
     ),
-    "classes zero": ((X, Y), {"classes": 0}, ValueError, "classes must be in 1.."),
+    "classes zero": ((X, Y), {"classes": [0, 3]}, ValueError, "classes must be in 1.."),
     "classes float": ((X, Y), {"classes": 3.0}, TypeError, "classes must be integers"),
     "ids twice": ((X, Y), {"ids": [4, 4]}, ValueError, "ids must differ, but 4 occurs 2 times"),
     "ids negative": ((X, Y), {"ids": [-1, 4]}, ValueError, "ids must be in 0.."),

@@ -257,7 +257,9 @@ def test_results_list_clients_by_id():
     """
     xi = np.arange(9.0).reshape(3, 3)
     kept = {"snapshot_xi": np.stack([xi, -xi]), "snapshot_distances": np.stack([xi, 2 * xi])}
-    rows = fedamp_jax.Run(None, accuracy=np.array([[0.2, 0.0, 0.1]]), rejected=np.array([2, 0, 1]), xi=xi, **kept)
+    rows = fedamp_jax.Run(
+        None, metrics={"accuracy": np.array([[0.2, 0.0, 0.1]])}, rejected=np.array([2, 0, 1]), xi=xi, **kept
+    )
     found = train.by_id(rows, np.array([2, 0, 1]))
     assert np.array_equal(found.snapshot_xi[1], -found.xi) and np.array_equal(found.snapshot_distances[1], 2 * found.xi)
     assert found.accuracy.tolist() == [[0.0, 0.1, 0.2]] and found.rejected.tolist() == [0, 1, 2]

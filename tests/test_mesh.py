@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import fedamp_jax
 from fedamp_jax import Participation, Placement, Solver, server
-from fedamp_jax.driver.evaluation import compiled_accuracies
+from fedamp_jax.driver.evaluation import compiled_scores
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.placement import OnMesh, client_mesh
 from fedamp_jax.placement.memory import collectives
@@ -113,7 +113,7 @@ def test_evaluation_exchanges_nothing():
     task, data = wide()
     place = on(8)
     models = jax.tree.map(lambda a: jnp.tile(a[None], (16,) + (1,) * a.ndim), task.init(KEY))
-    program = compiled_accuracies.lower(task, spread(models, place), place.place(data)).compile()
+    program = compiled_scores.lower(task, spread(models, place), place.place(data)).compile()
     assert collectives(program.as_text()) == {"all-gather": [16 * 4]}
 
 

@@ -172,6 +172,15 @@ def test_a_method_may_refuse_a_round_in_its_own_words():
     assert int(state.round) == 3
 
 
+def test_fine_tuning_keeps_what_its_base_says():
+    """Of a failed round, and of newcomers. Failed with an AssertionError in place of the method's error."""
+    tuned = fedamp_jax.fine_tuned(tiny_task(), Solver(optax.sgd(0.1), epochs=1), base=moody())
+    data = federation()._replace(online=jnp.arange(8) < 5)
+    state, _ = fedamp_jax.round(tuned, tuned.init(KEY, data), data, KEY)
+    with pytest.raises(TooHotError, match="code 7 in a round of 5 clients"):
+        fedamp_jax.round(tuned, state, data, KEY)
+
+
 def test_a_scan_collects_errors_and_raises_none():
     """Failed when the code was read within a trace."""
     data = federation()

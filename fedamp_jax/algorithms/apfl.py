@@ -11,7 +11,7 @@ from fedamp_jax import trees
 from fedamp_jax.checks import at_round, check_number
 from fedamp_jax.clients import for_each_client, per_client
 from fedamp_jax.initial import init_model
-from fedamp_jax.server import sample_weights, statistics_policy, weighted_mean
+from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
 from fedamp_jax.solver import Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
@@ -139,4 +139,8 @@ def apfl(
         w = trees.broadcast(state.params, data.y.shape[0])
         return Variables(_mix(state.alpha, state.personal, w), state.stats[1])
 
-    return Algorithm(init, round, personalize)
+    def join(state, fresh):
+        running = statistics_of_newcomers(stats, state.stats, fresh.stats)
+        return fresh._replace(personal=trees.broadcast_like(state.params, fresh.personal), stats=running)
+
+    return Algorithm(init, round, personalize, join=join)

@@ -9,8 +9,9 @@ from fedamp_jax.checks import at_round, check_number
 from fedamp_jax.clients import for_each_client, resample_epochs
 from fedamp_jax.initial import init_clients
 from fedamp_jax.penalties import Prox
-from fedamp_jax.server import sample_weights, statistics_policy, weighted_mean
+from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
 from fedamp_jax.solver import Local, Solver, check_parts, solve
+from fedamp_jax.trees import broadcast_like
 from fedamp_jax.types import Algorithm, Array, Task, Variables
 
 
@@ -86,4 +87,13 @@ def ditto(
     def personalize(key, state, data):
         return state.personal.variables
 
-    return Algorithm(init, round, personalize)
+    def join(state, fresh):
+        # The global model with its statistics, which are those of all.
+        start = Variables(
+            broadcast_like(state.shared.params, fresh.personal.variables.params),
+            statistics_of_newcomers("mix", state.shared.stats, fresh.shared.stats),
+        )
+        shared = fresh.shared._replace(stats=start.stats)
+        return DittoState(shared, fresh.personal._replace(variables=start))
+
+    return Algorithm(init, round, personalize, join=join)

@@ -13,7 +13,7 @@ from fedamp_jax.clients import for_each_client, per_client
 from fedamp_jax.initial import init_clients
 from fedamp_jax.penalties import Penalty, Prox
 from fedamp_jax.solver import Local, Solver, check_parts, solve
-from fedamp_jax.trees import check_float32
+from fedamp_jax.trees import broadcast_like, check_float32
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
 
 ALPHA = optax.exponential_decay(1e4, transition_steps=30, decay_rate=0.1, staircase=True, end_value=1e2)
@@ -126,7 +126,14 @@ def attentive(
     def personalize(key, state, data):
         return state.clients.variables
 
-    return Algorithm(init, round, personalize, explain)
+    def join(state, fresh):
+        mine, start = state.clients.variables, fresh.clients.variables
+        mean = broadcast_like(jax.tree.map(lambda a: jnp.mean(a, axis=0), mine), start)
+        variables = Variables(mean.params, mean.stats if stats == "mix" else start.stats)
+        remembered = () if memory is None else memory.init(variables)
+        return fresh._replace(clients=fresh.clients._replace(variables=variables), memory=remembered)
+
+    return Algorithm(init, round, personalize, explain, join)
 
 
 def proximal(alpha: Any, lam: Any) -> Callable[[PyTree, Array], Prox]:
@@ -181,6 +188,10 @@ def fedamp(
     >>> algorithm = fedamp_jax.fedamp(task, fedamp_jax.Solver(optax.adam(1e-3)), sigma=10.0, self_weight=1 / 21)
     """
     attention.check_hyperparameters(sigma, self_weight)
+    if not callable(slope):
+        raise TypeError(
+            f"slope must be a function, fedamp_jax.attention.neg_exp, scad, mcp or one of your own, got {slope!r}"
+        )
 
     def weights(models, edges, k, data):
         own = None if self_weight is None else per_client("self_weight", at_round(self_weight, k), data)

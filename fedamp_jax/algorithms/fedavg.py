@@ -8,7 +8,7 @@ from fedamp_jax.checks import at_round, check_number
 from fedamp_jax.clients import for_each_client
 from fedamp_jax.initial import init_model, init_optimizer
 from fedamp_jax.penalties import Prox
-from fedamp_jax.server import sample_weights, statistics_policy, weighted_mean
+from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
 from fedamp_jax.solver import Local, Solver, check_parts, solve
 from fedamp_jax.trees import broadcast
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
@@ -79,7 +79,10 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
     def personalize(key, state, data):
         return Variables(broadcast(state.params, data.y.shape[0]), state.stats)
 
-    return Algorithm(init, round, personalize)
+    def join(state, fresh):
+        return fresh._replace(stats=statistics_of_newcomers(stats, state.stats, fresh.stats))
+
+    return Algorithm(init, round, personalize, join=join)
 
 
 def fedavg(task: Task, solver: Solver, *, stats: str = "mix") -> Algorithm:

@@ -22,7 +22,7 @@ def tune(
         state: of the method; a solver that follows the round is asked for `state.round`, or 0 if it has none.
         trainable: as in `solve`.
     """
-    tuner = dataclasses.replace(solver, keep_optimizer=False)
+    tuner = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
     k = getattr(state, "round", jnp.zeros((), jnp.int32))
 
     def local(key, client, epochs, mine):
@@ -56,4 +56,4 @@ def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
     def personalize(key, state, data):
         return tune(task, solver, key, data, base.personalize(key, state, data), state)
 
-    return Algorithm(base.init, base.round, personalize)
+    return base._replace(personalize=personalize)

@@ -14,9 +14,9 @@ from fedamp_jax.algorithms.fine_tuned import tune
 from fedamp_jax.checks import at_round, check_choice
 from fedamp_jax.clients import for_each_client, resample_epochs
 from fedamp_jax.initial import init_model, init_optimizer
-from fedamp_jax.server import sample_weights, statistics_policy, weighted_mean
+from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
 from fedamp_jax.solver import Local, Solver, check_parts, solve
-from fedamp_jax.trees import broadcast, combine, head_mask, partition
+from fedamp_jax.trees import broadcast, broadcast_like, combine, head_mask, partition
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
@@ -143,7 +143,14 @@ def shared_body(
     def personalize(key, state, data):
         return assemble(state, data)
 
-    return Algorithm(init, round, personalize)
+    def join(state, fresh):
+        heads, never = fresh.heads, all(phase.part == "body" for phase in phases)
+        if never or not keep_heads:  # the one head that all have
+            heads = broadcast_like(jax.tree.map(lambda a: a[0], state.heads), fresh.heads)
+        running = statistics_of_newcomers(stats, state.stats, fresh.stats)
+        return fresh._replace(heads=heads, stats=running)
+
+    return Algorithm(init, round, personalize, join=join)
 
 
 def fedper(task: Task, solver: Solver, *, common_init: bool = True, stats: str = "local") -> Algorithm:

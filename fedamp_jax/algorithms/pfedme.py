@@ -11,9 +11,9 @@ from fedamp_jax.clients import for_each_client
 from fedamp_jax.initial import init_model
 from fedamp_jax.minibatches import for_each_minibatch
 from fedamp_jax.penalties import Prox
-from fedamp_jax.server import sample_weights, statistics_policy, weighted_mean
+from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
 from fedamp_jax.solver import Solver, check_parts, solve
-from fedamp_jax.trees import broadcast
+from fedamp_jax.trees import broadcast, broadcast_like
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -110,4 +110,8 @@ def pfedme(
     def personalize(key, state, data):
         return state.personal
 
-    return Algorithm(init, round, personalize)
+    def join(state, fresh):
+        running = statistics_of_newcomers(stats, state.personal.stats, fresh.personal.stats)
+        return fresh._replace(personal=Variables(broadcast_like(state.params, fresh.personal.params), running))
+
+    return Algorithm(init, round, personalize, join=join)

@@ -12,9 +12,9 @@ from fedamp_jax.checks import at_round, check_number
 from fedamp_jax.clients import for_each_client
 from fedamp_jax.minibatches import for_each_minibatch, full_gradient, share_of
 from fedamp_jax.placement.programs import repeat
-from fedamp_jax.server import sample_weights, statistics_policy
+from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy
 from fedamp_jax.solver import Solver, check_parts
-from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, where
+from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, take, where
 from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -39,7 +39,7 @@ def _features(task: Task, solver: Solver, key: Array, client: Data, start: Varia
         return phi.at[batch.rows].set(features(start, batch, key)[0], mode="drop")
 
     def example(rows: Array) -> Array:
-        batch = Batch(client.x[rows], client.y[rows], rows >= 0, client.classes)
+        batch = Batch(take(client.x, rows), client.y[rows], rows >= 0, client.classes)
         return features(start, batch, key)[0]
 
     one = jax.eval_shape(example, jnp.zeros(solver.width(client), jnp.int32))
@@ -126,7 +126,7 @@ def pflego(
     check_number("beta", beta, low=0)
     check_number("rho", rho, low=0)
     new_stats = statistics_policy(stats)
-    own_solver = dataclasses.replace(solver, keep_optimizer=False)
+    own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
 
     def server_at(k: Array) -> optax.GradientTransformation:
         return server_optimizer or optax.sgd(at_round(rho, k))
@@ -167,4 +167,8 @@ def pflego(
     def personalize(key, state, data):
         return assemble(state.model, data)
 
-    return Algorithm(init, round, personalize)
+    def join(state, fresh):
+        running = statistics_of_newcomers(stats, state.model.stats, fresh.model.stats)
+        return fresh._replace(model=fresh.model._replace(stats=running))
+
+    return Algorithm(init, round, personalize, join=join)

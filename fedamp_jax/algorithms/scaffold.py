@@ -11,9 +11,9 @@ from fedamp_jax.checks import at_round, check_choice, check_number
 from fedamp_jax.clients import for_each_client, stream
 from fedamp_jax.initial import init_model
 from fedamp_jax.minibatches import full_gradient
-from fedamp_jax.server import statistics_policy, weighted_mean
+from fedamp_jax.server import statistics_of_newcomers, statistics_policy, weighted_mean
 from fedamp_jax.solver import Solver, check_parts, solve
-from fedamp_jax.trees import broadcast
+from fedamp_jax.trees import broadcast, broadcast_like
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -118,4 +118,10 @@ def scaffold(
             return state.clients
         return Variables(broadcast(state.params, data.y.shape[0]), state.clients.stats)
 
-    return Algorithm(init, round, personalize)
+    def join(state, fresh):
+        running = statistics_of_newcomers(stats, state.clients.stats, fresh.clients.stats)
+        clients = Variables(broadcast_like(state.params, fresh.clients.params), running)
+        # So c stays the mean of all c_i, and a newcomer's first steps are not corrected.
+        return fresh._replace(controls=broadcast_like(state.control, fresh.controls), clients=clients)
+
+    return Algorithm(init, round, personalize, join=join)

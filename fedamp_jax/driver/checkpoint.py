@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedamp_jax.checks import check_integer
+from fedamp_jax.trees import path_name
 from fedamp_jax.types import Data
 
-FORMAT = 3
+FORMAT = 4
 """Number of the layout below. Raised whenever it changes, or what a state means changes without changing its shapes."""
-_HISTORY = ("rounds", "loss", "observed", "snapshot_rounds", "seconds", "first_seconds", "starts")
-_ARRAYS = ("accuracy", "rejected", "xi", "snapshot_xi", "snapshot_distances")
+_HISTORY = ("rounds", "loss", "observed", "snapshot_rounds", "seconds", "first_seconds", "starts", "before")
+_ARRAYS = ("rejected", "xi", "snapshot_xi", "snapshot_distances")
 
 
 class Checkpoint(NamedTuple):
@@ -79,14 +80,16 @@ class Checkpoints:
             OSError: if this checkpoint, or the last one in the background, cannot be written.
         """
         # The run goes on adding to its history while orbax's thread still reads them.
-        result = dataclasses.replace(result, **{n: copy.deepcopy(getattr(result, n)) for n in (*_HISTORY, *_ARRAYS)})
-        arrays = {name: getattr(result, name) for name in _ARRAYS}
+        result = dataclasses.replace(
+            result, **{n: copy.deepcopy(getattr(result, n)) for n in (*_HISTORY, "metrics", *_ARRAYS)}
+        )
+        arrays = _arrays(result)
         # By number, so that a state may hold what orbax has no path for; `_shapes` gives the names.
         leaves = {f"state{i}": _plain(a) for i, a in enumerate(jax.tree.leaves(result.state))} | arrays
         leaves = {name: a for name, a in leaves.items() if a is not None and a.size}  # orbax takes no empty arrays
         history = {name: getattr(result, name) for name in _HISTORY}
         history["arrays"] = {name: None if a is None else [str(a.dtype), *a.shape] for name, a in arrays.items()}
-        history |= {"state": _shapes(result.state), "rows": self._rows}
+        history |= {"state": _shapes(result.state), "rows": self._rows, "metrics": list(result.metrics)}
         to = self._ocp.args
         identity = {**self._fingerprint, "format": FORMAT, "state": type(result.state).__name__}
         parts = {"history": to.JsonSave(history), "fingerprint": to.JsonSave(identity)}
@@ -131,8 +134,9 @@ class Checkpoints:
         result.state = jax.tree.unflatten(jax.tree.structure(result.state), placed)
         for name in _HISTORY:
             setattr(result, name, history[name])
+        result.metrics = {name: read[f"metric{i}"] for i, name in enumerate(history["metrics"])}
         for name in _ARRAYS:
-            setattr(result, name, read[name] if name in described else None)
+            setattr(result, name, read.get(name))
         return done
 
     def close(self) -> None:
@@ -213,11 +217,18 @@ def opened(checkpoint: Checkpoint | None, fingerprint: dict[str, Any], rows: int
         checkpoints.close()
 
 
+def _arrays(result: Any) -> dict[str, Any]:
+    """The arrays of a `Run` beside its state; metrics by number, as their names may be anything."""
+    metrics = {f"metric{i}": a for i, a in enumerate(result.metrics.values())}
+    return {**metrics, **{name: getattr(result, name) for name in _ARRAYS}}
+
+
 def describe(data: Data, m: int) -> str:
     """What identifies the first `m` clients of `Data`: sizes for the reader, and a digest of every number."""
     digest = hashlib.blake2b(digest_size=8)
     total = 0
-    for name, a in list(data._asdict().items())[: len(jax.tree.leaves(data))]:  # the arrays
+    for path, a in jax.tree_util.tree_leaves_with_path(data):
+        name = path_name(path)
         digest.update(f"{name} {a.dtype} {a.shape[1:]}".encode())
         if getattr(a, "is_fully_addressable", True):  # of what lies on other hosts, only the shape
             digest.update(np.ascontiguousarray(np.asarray(a)[:m]))  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Each client's accuracy under its own model."""
+"""Each client's metrics, and its predictions, under its own model."""
 
 import functools
 from collections.abc import Callable
@@ -6,60 +6,35 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
+from fedamp_jax.checks import check_choice
+from fedamp_jax.contract import check_task, check_task_fits
 from fedamp_jax.driver.rounds import fitted
+from fedamp_jax.minibatches import take_batch
 from fedamp_jax.placement.jitted import Jitted
-from fedamp_jax.trees import check_float32
-from fedamp_jax.types import Algorithm, Array, Data, Task, Variables
+from fedamp_jax.trees import per_client
+from fedamp_jax.types import Algorithm, Array, Batch, Data, Task, Variables
 
 # Evaluated at once, of one client and of all: bounds the memory of activations, for ResNet18 to 3 GiB.
 _EXAMPLES, _TOGETHER = 256, 512
 
 
-@functools.lru_cache(maxsize=64)
-def _outputs(task: Task, shape: tuple[int, ...], dtype: Any) -> int:
-    """The number of logits of one example; computes shapes only."""
-    model = jax.eval_shape(task.init, jax.random.key(0))
-    check_float32(model)
-    return jax.eval_shape(task.predict, model, jax.ShapeDtypeStruct((1, *shape), dtype)).shape[-1]
-
-
-def check_task_fits(task: Task, data: Data) -> None:
-    """Checks that the task can learn these data.
-
-    The number of classes is not checked if the data are traced, or held in part by other processes.
-
-    Raises:
-        TypeError: if the task's parameters are not float32.
-        ValueError: if the task has fewer outputs than the data have classes: higher labels would add nothing to the
-            loss.
-    """
-    outputs = _outputs(task, data.x.shape[2:], data.x.dtype)
-    if isinstance(data.classes, Tracer) or not getattr(data.classes, "is_fully_addressable", True):
-        return
-    classes = int(np.asarray(data.classes).max())  # NumPy's max: JAX's would be traced under a trace
-    if classes > outputs:
-        raise ValueError(
-            f"the model has {outputs} outputs, but the data have {classes} classes: build the model with {classes}"
-        )
-
-
-def evaluate(task: Task, variables: Variables, data: Data) -> Array:
-    """Each client's accuracy on its own data.
+def evaluate(task: Task, variables: Variables, data: Data, metric: str | None = None) -> Array:
+    """Each client's metric on its own data, averaged over its examples: accuracy, unless the task has other metrics.
 
     Args:
         task: the model.
         variables: `[M, ...]`, such as `algorithm.personalize(key, state, train)` gives.
         data: examples of the same M clients. Clients that are offline are evaluated, too.
+        metric: the name of one of `task.metrics`; None: the first one.
 
     Returns:
-        `[M]` float32 in 0..1.
+        `[M]` float32, NaN for a client without examples. Accuracies are in 0..1.
 
     Raises:
-        TypeError: if `variables` are not `Variables`.
-        ValueError: if the data have more classes than the model has outputs, or there are not M models.
+        TypeError: if `variables` are not `Variables`, or the metric is none for these data.
+        ValueError: if the data have more classes than the model has outputs, there are not M models, or the task has no
+            such metric.
 
     >>> import jax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
@@ -68,57 +43,136 @@ def evaluate(task: Task, variables: Variables, data: Data) -> Array:
     >>> fedamp_jax.evaluate(task, models, test).shape
     (20,)
     """
+    check_models(variables, data)
+    check_task_fits(task, data)
+    by_name = {one.name: one for one in task.metrics}
+    name = task.metrics[0].name if metric is None else metric
+    check_choice("metric", name, tuple(by_name))
+    chosen = task._replace(metrics=(by_name[name],))
+    return data.placement.call(compiled_scores, (chosen,), variables, data)[:, 0]
+
+
+def predict(task: Task, variables: Variables, data: Data) -> Array:
+    """What each client's model gives for its own examples.
+
+    Args:
+        task: the model.
+        variables: `[M, ...]`, as for `evaluate`.
+        data: examples of the same M clients, of which y is not read.
+
+    Returns:
+        `[M, N, ...]` float32, what `task.predict` gives for each example; zeros in the rows beyond a client's size.
+
+    Raises:
+        TypeError, ValueError: as `evaluate`.
+
+    >>> import jax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 20))
+    >>> fedamp_jax.predict(task, models, test).shape
+    (20, 25, 10)
+    """
+    check_models(variables, data)
+    check_task(task)
+    return data.placement.call(compiled_outputs, (task,), variables, data)
+
+
+def check_models(variables: Variables, data: Data) -> None:
+    """Checks that there is one model for each client.
+
+    Raises:
+        TypeError: if `variables` are not `Variables`.
+        ValueError: if there is another number of them.
+    """
     if not isinstance(variables, Variables):
         kind = type(variables).__name__
         raise TypeError(f"variables must be what algorithm.personalize(key, state, data) gives, got a {kind}")
     m, rows = data.y.shape[0], {a.shape[:1] for a in jax.tree.leaves(variables)}
     if rows != {(m,)}:
         raise ValueError(f"variables must hold one model for each of {m} clients, leaves [{m}, ...]; got axes {rows}")
-    check_task_fits(task, data)
-    return data.placement.call(compiled_accuracies, (task,), variables, data)
 
 
 @functools.partial(Jitted, static_argnums=0)
-def compiled_accuracies(task: Task, variables: Variables, data: Data) -> Array:
-    """`[M]` float32; a padding client's is 0."""
+def compiled_scores(task: Task, variables: Variables, data: Data) -> Array:
+    """`[M, P]` float32, a column for each of the task's metrics; NaN for a client without examples."""
     place = data.placement
-    return place.replicate(place.program(functools.partial(_accuracies, task))(variables, data))
+    return place.replicate(place.program(functools.partial(_scores, task))(variables, data))
 
 
-def _accuracies(task: Task, variables: Variables, data: Data) -> Array:
-    m, n = data.y.shape
-    block = min(n, _EXAMPLES)
-    blocks = -(-n // block)
+@functools.partial(Jitted, static_argnums=0)
+def compiled_outputs(task: Task, variables: Variables, data: Data) -> Array:
+    """The program of `predict`."""
+    return data.placement.program(functools.partial(_outputs, task))(variables, data)
+
+
+def _blocks(data: Data) -> tuple[int, int, int]:
+    """Examples in a block of one client, such blocks, and clients that are evaluated side by side at most."""
+    block = min(data.y.shape[1], _EXAMPLES)
+    return block, -(-data.y.shape[1] // block), max(1, _TOGETHER // block)
+
+
+def _block_of(client: Data, b: Array | int, block: int) -> Batch:
+    rows = b * block + jnp.arange(block, dtype=jnp.int32)
+    return take_batch(client, rows, rows < client.size)
+
+
+def _scores(task: Task, variables: Variables, data: Data) -> Array:
+    block, blocks, most = _blocks(data)
+    functions = [metric.function for metric in task.metrics]
 
     def one(_: Array, variables: Variables, client: Data) -> Array:
-        def count(b: Array, correct: Array) -> Array:
-            rows = b * block + jnp.arange(block)
-            logits = task.predict(variables, client.x.at[rows].get(mode="clip"))
-            own = jnp.arange(logits.shape[-1])[None] < client.classes
-            hit = jnp.argmax(jnp.where(own, logits, -jnp.inf), axis=-1) == client.y.at[rows].get(mode="clip")
-            return correct + jnp.sum(hit & (rows < client.size), dtype=jnp.int32)
+        def add(b: Array, total: Array) -> Array:
+            batch = _block_of(client, b, block)
+            outputs = task.predict(variables, batch.x)
+            scores = jnp.stack([score(outputs, batch).astype(jnp.float32) for score in functions])
+            return total + jnp.sum(jnp.where(batch.mask[None], scores, 0.0), axis=1)
 
-        correct = jax.lax.fori_loop(0, blocks, count, jnp.zeros((), jnp.int32))
-        return correct.astype(jnp.float32) / jnp.maximum(client.size, 1).astype(jnp.float32)
+        total = jax.lax.fori_loop(0, blocks, add, jnp.zeros((len(functions),), jnp.float32))
+        mean = total / jnp.maximum(client.size, 1).astype(jnp.float32)
+        return jnp.where(client.size > 0, mean, jnp.nan)
 
-    accuracies, most = jnp.zeros((m,), jnp.float32), max(1, _TOGETHER // block)
-    return data.placement.for_each_client(one, accuracies, variables, data, work=data.size, at_most=most)
+    scores = jnp.full((data.y.shape[0], len(functions)), jnp.nan, jnp.float32)
+    return data.placement.for_each_client(one, scores, variables, data, work=data.size, at_most=most)
 
 
-def personal_accuracy(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
-    """`evaluate` of `algorithm.personalize`, as one program; `[M]` float32."""
+def _outputs(task: Task, variables: Variables, data: Data) -> Array:
+    block, blocks, most = _blocks(data)
+    m, n = data.y.shape[:2]
+
+    def one(_: Array, variables: Variables, client: Data) -> Array:
+        def outputs(b: Array) -> Array:
+            batch = _block_of(client, b, block)
+            made = task.predict(variables, batch.x).astype(jnp.float32)
+            return jnp.where(per_client(batch.mask, made), made, 0.0)
+
+        made = jax.lax.map(outputs, jnp.arange(blocks, dtype=jnp.int32))
+        return made.reshape(-1, *made.shape[2:])[:n]
+
+    example = jax.eval_shape(lambda v, d: one(jnp.zeros(()), v, d), *_first(variables, data))
+    empty = jnp.zeros((m, *example.shape), jnp.float32)
+    return data.placement.for_each_client(one, empty, variables, data, work=data.size, at_most=most)
+
+
+def _first(*trees: Any) -> Any:
+    """The shapes of one client's rows."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees)
+
+
+def personal_scores(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
+    """The task's metrics of the models of `algorithm.personalize`, as one program; `[M, P]` float32."""
     train = fitted(algorithm, state, train, key)
-    return train.placement.call(compiled_personal_accuracy, (task, algorithm.personalize), key, state, train, test)
+    return train.placement.call(compiled_personal_scores, (task, algorithm.personalize), key, state, train, test)
 
 
 @functools.partial(Jitted, static_argnums=(0, 1))
-def compiled_personal_accuracy(
+def compiled_personal_scores(
     task: Task, personalize: Callable[..., Variables], key: Array, state: Any, train: Data, test: Data
 ) -> Array:
-    """The program of `personal_accuracy`."""
+    """The program of `personal_scores`."""
     place = train.placement
 
-    def accuracies(key: Array, state: Any, train: Data, test: Data) -> Array:
-        return _accuracies(task, personalize(key, state, train), test)
+    def scores(key: Array, state: Any, train: Data, test: Data) -> Array:
+        return _scores(task, personalize(key, state, train), test)
 
-    return place.replicate(place.program(accuracies)(key, state, train, test))
+    return place.replicate(place.program(scores)(key, state, train, test))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedamp_jax.types import Data, Info
+from fedamp_jax.types import Data, Info, Metric
 
 
 class Snapshots(NamedTuple):
@@ -33,7 +33,8 @@ class Run:
     Attributes:
         state: the algorithm's last state.
         rounds: evaluated rounds, 1-based; K of them below.
-        accuracy: `[K, M]` float32 in 0..1, each client's test accuracy.
+        metrics: for each metric of the task, `[K, M]` float32, its mean over each client's test data; NaN for a client
+            without any.
         loss: `[K]` mean training loss of the clients that trained; NaN if none did.
         rejected: `[M]` int, how often each client's update was discarded.
         observed: what `observe` returned, a list of K numbers per name.
@@ -44,11 +45,12 @@ class Run:
         seconds: wall-clock seconds of rounds and evaluations, the first round's compilation included.
         first_seconds: of these, the seconds of the first round of each process that took part: it compiles.
         starts: how many processes took part, one after the other; 1 unless the run was continued from a checkpoint.
+        before: rounds that the `state` given to `run` had seen; all else is of the rounds after them.
     """
 
     state: Any
     rounds: list[int] = dataclasses.field(default_factory=list)
-    accuracy: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    metrics: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     loss: list[float] = dataclasses.field(default_factory=list)
     rejected: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
     observed: dict[str, list[float]] = dataclasses.field(default_factory=dict)
@@ -59,23 +61,46 @@ class Run:
     seconds: float = 0.0
     first_seconds: float = 0.0
     starts: int = 0
+    before: int = 0
 
     @property
     def seconds_per_round(self) -> float | None:
         """Without the rounds that compile; None if there are no others."""
-        others = (self.rounds[-1] if self.rounds else 0) - self.starts
+        others = (self.rounds[-1] if self.rounds else 0) - self.before - self.starts
         return (self.seconds - self.first_seconds) / others if others > 0 else None
 
+    @property
+    def accuracy(self) -> np.ndarray:
+        """`metrics["accuracy"]`: `[K, M]` float32 in 0..1.
 
-def record(result: Run, k: int, accuracy: np.ndarray, info: Info, observe: Callable | None) -> None:
-    """Add one evaluation to the history."""
+        Raises:
+            AttributeError: if the task has other metrics.
+        """
+        if "accuracy" not in self.metrics:
+            names = ", ".join(map(repr, self.metrics)) or "none"
+            raise AttributeError(f"the task has no metric 'accuracy': read Run.metrics, which has {names}")
+        return self.metrics["accuracy"]
+
+
+def record(result: Run, k: int, scores: np.ndarray, info: Info, observe: Callable | None) -> None:
+    """Add one evaluation to the history; `scores [M, P]` has a column for each of `result.metrics`."""
     trained = (np.asarray(info.epochs) > 0) & ~np.asarray(info.rejected)
     result.rounds.append(k)
-    result.accuracy = np.concatenate([result.accuracy, accuracy[None]])
+    for i, (name, before) in enumerate(result.metrics.items()):
+        result.metrics[name] = np.concatenate([before, scores[None, :, i]])
     result.loss.append(float(np.asarray(info.loss)[trained].mean()) if trained.any() else float("nan"))
     result.xi = None if info.xi is None else np.asarray(info.xi)
     for name, value in (observe(info) if observe else {}).items():
         result.observed.setdefault(name, []).append(float(value))
+
+
+def note_of(metric: Metric, scores: np.ndarray) -> str:
+    """What the progress bar says of a metric `[M]`: the mean over the clients that have test data."""
+    known = scores[~np.isnan(scores)]
+    if not known.size:
+        return ""
+    mean = float(known.mean())
+    return f"{100 * mean:.2f} %" if metric.name == "accuracy" else f"{metric.name} {mean:.4g}"
 
 
 def keep(result: Run, k: int, info: Info, distances: Any) -> None:
@@ -146,14 +171,14 @@ class Shown:
     def __exit__(self, *error: Any) -> None:
         self._bar.stop()
 
-    def update(self, k: int, accuracy: float | None) -> None:
-        """Round `k`, 1-based, is done; its mean accuracy in 0..1 if it was evaluated."""
-        note: dict[str, Any] = {} if accuracy is None else {"note": f"{100 * accuracy:.2f} %"}
-        if k == self._first + 1 and accuracy is None:
-            note = {"note": ""}  # no longer compiling
-        self._bar.update(self._task, completed=k, **note)
-        if self._lines and accuracy is not None:
+    def update(self, k: int, note: str | None) -> None:
+        """Round `k`, 1-based, is done; what `note_of` says of its main metric if it was evaluated."""
+        fields: dict[str, Any] = {} if note is None else {"note": note}
+        if k == self._first + 1 and note is None:
+            fields = {"note": ""}  # no longer compiling
+        self._bar.update(self._task, completed=k, **fields)
+        if self._lines and note is not None:
             took = time.monotonic() - self._began
             left = took / (k - self._first) * (self._rounds - k)
-            text = f"{self._label}: round {k} of {self._rounds}, {100 * accuracy:.2f} %, {took:.0f} s"
+            text = f"{self._label}: round {k} of {self._rounds}, {note}, {took:.0f} s"
             print(f"{text}, about {left:.0f} s left" if left else text, flush=True)

@@ -9,9 +9,11 @@ import jax
 import numpy as np
 
 from fedamp_jax.checks import check_integer, check_type
+from fedamp_jax.contract import check_loss_fits, check_task, check_task_fits
 from fedamp_jax.driver import history
 from fedamp_jax.driver.checkpoint import Checkpoint, describe, opened
-from fedamp_jax.driver.evaluation import check_task_fits, personal_accuracy
+from fedamp_jax.driver.continued import continued
+from fedamp_jax.driver.evaluation import personal_scores
 from fedamp_jax.driver.history import Run, Snapshots
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.rounds import round, round_keys
@@ -36,6 +38,7 @@ def run(
     progress: bool | str = True,
     checkpoint: Checkpoint | None = None,
     placement: Placement | None = None,
+    state: Any = None,
 ) -> Run:
     """Train for `rounds` rounds and evaluate the personal models.
 
@@ -57,6 +60,9 @@ def run(
             fingerprint. A checkpoint of other data, another `seed`, or another of the numbers here that change results
             is refused. SIGINT and SIGTERM then finish the round and save it; a second one stops at once.
         placement: where the clients live (see `fedamp_jax.placement`); None: where the data are.
+        state: go on from here, such as from an earlier run's `Run.state` or from `join`; it stays usable. Its rounds
+            count: with `rounds=5` a state after 3 rounds is trained for 2 more, and is then, bit for bit, that of a run
+            of 5. A checkpoint that is found is newer, and is used in its place. None: `algorithm.init`.
 
     Returns:
         A `Run`. Its `state` may have rows of padding clients (see `OnMesh`); nothing else has.
@@ -86,10 +92,16 @@ def run(
     m, place = train.clients, train.placement
     participation.present(m)
     check_task_fits(task, train)
+    check_loss_fits(task, train)
 
     key = jax.random.key(seed)
-    result = Run(place.init(algorithm, key, train), accuracy=np.zeros((0, m), np.float32), rejected=np.zeros(m, int))
+    metrics = {metric.name: np.zeros((0, m), np.float32) for metric in task.metrics}
+    state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, key, train)
+    if given and given >= rounds:
+        raise ValueError(f"the state has seen {given} rounds, which count: rounds must be more, got {rounds}")
+    result = Run(state, metrics=metrics, rejected=np.zeros(m, int), before=given)
     identity: dict[str, Any] = {"seed": seed, **participation._asdict(), "evaluate_every": evaluate_every}
+    identity["metrics"] = list(metrics)
     if checkpoint is not None:
         identity |= {"train": describe(train, m), "test": describe(test, m)}
     label, first = progress if isinstance(progress, str) else "rounds", jax.process_index() == 0
@@ -101,6 +113,12 @@ def run(
         contextlib.ExitStack() as stack,
     ):
         done = saved.restore(result) if saved else 0
+        if checkpoint is not None and 0 < done < given:
+            raise ValueError(
+                f"the checkpoint in {checkpoint.directory} has {done} rounds, fewer than the state's {given}: use "
+                "another folder"
+            )
+        done = max(done, given)
         if checkpoint is not None and done >= rounds and not checkpoint.fingerprint:
             history.warn_finished(checkpoint.directory, done)
         shown = stack.enter_context(history.Shown(label, rounds, done, bool(progress) and first and done < rounds))
@@ -114,18 +132,18 @@ def run(
             info = history.trim(info, m)
             history.warn_if_lost(info)
             result.rejected += np.asarray(info.rejected)
-            mean = None
+            note = None
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
-                accuracy = np.asarray(personal_accuracy(task, algorithm, key_use, result.state, train, test))[:m]
-                history.record(result, k + 1, accuracy, info, observe)
-                mean = float(accuracy.mean())
+                scores = np.asarray(personal_scores(task, algorithm, key_use, result.state, train, test))[:m]
+                history.record(result, k + 1, scores, info, observe)
+                note = history.note_of(task.metrics[0], scores[:, 0])
             took = time.perf_counter() - began
             if kept is not None:
                 history.keep(result, k + 1, info, distances)
             result.seconds += took
             if k == done:
                 result.first_seconds, result.starts = result.first_seconds + took, result.starts + 1
-            shown.update(k + 1, mean)
+            shown.update(k + 1, note)
             if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or k + 1 == rounds):
                 saved.save(k + 1, result)
             if asked.signal:
@@ -139,7 +157,7 @@ def _check_arguments(
     """Validate what does not depend on the data."""
     check_integer("rounds", rounds, low=1)
     check_integer("evaluate_every", evaluate_every, low=1)
-    check_type("task", task, Task, "fedamp_jax.models makes one")
+    check_task(task)
     check_type("algorithm", algorithm, Algorithm, "such as fedamp_jax.fedamp(task, solver, ...)")
     check_type("participation", participation, Participation, "such as fedamp_jax.Participation(0.5)")
     if checkpoint is not None:

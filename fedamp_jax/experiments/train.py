@@ -220,6 +220,5 @@ def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:
         name: None if stack is None else stack[:, rows[:, None], rows]
         for name, stack in (("snapshot_xi", result.snapshot_xi), ("snapshot_distances", result.snapshot_distances))
     }
-    return dataclasses.replace(
-        result, accuracy=result.accuracy[:, rows], rejected=result.rejected[rows], xi=xi, **several
-    )
+    scores = {name: a[:, rows] for name, a in result.metrics.items()}
+    return dataclasses.replace(result, metrics=scores, rejected=result.rejected[rows], xi=xi, **several)

@@ -1,75 +1,19 @@
 """Makes a `Task`, all that the algorithms need to know about a model, from a Flax Linen module."""
 
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedamp_jax.types import Array, Batch, PyTree, Task, Variables
-
-# Finite, to avoid inf - inf, and so low that the probability underflows to exactly 0.
-_EXCLUDED = -1e30
-
-
-def cross_entropy(logits: Array, batch: Batch) -> Array:
-    """Mean cross entropy over the real rows of a batch and the client's own classes.
-
-    Classes from `batch.classes` on have probability and gradient exactly 0. Padding rows, where `batch.mask` is False,
-    affect neither the value nor the gradient, even if they are NaN.
-
-    Args:
-        logits: `[B, C]` floats.
-        batch: the batch; `x` is not used.
-
-    Returns:
-        `[]` float32; 0 if there are no real rows.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from fedamp_jax.models import cross_entropy
-        >>> from fedamp_jax.types import Batch
-        >>> batch = Batch(x=jnp.zeros((2, 1)), y=jnp.array([0, 0]), mask=jnp.array([True, False]), classes=jnp.array(2))
-        >>> round(float(cross_entropy(jnp.zeros((2, 5)), batch)), 4)  # two classes: log 2
-        0.6931
-    """
-    column = jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :]
-    # Replace padding before log_softmax: its derivative would multiply the zero cotangents by NaN.
-    safe = jnp.where(batch.mask[:, None], logits.astype(jnp.float32), jnp.float32(0))
-    log_p = jax.nn.log_softmax(jnp.where(column < batch.classes, safe, jnp.float32(_EXCLUDED)))
-    # A comparison instead of indexing, because the gradient of indexing is a scatter.
-    picked = jnp.where((batch.y[:, None] == column) & batch.mask[:, None], log_p, jnp.float32(0))
-    count = jnp.maximum(jnp.sum(batch.mask, dtype=jnp.float32), jnp.float32(1))
-    return -jnp.sum(picked) / count
-
-
-def to_float(x: Array) -> Array:
-    """Converts stored data to network input.
-
-    Args:
-        x: array of any shape.
-
-    Returns:
-        An array of the same shape: uint8 as float32 scaled to 0..1, floats as float32, other dtypes unchanged.
-    """
-    if x.dtype == jnp.uint8:
-        return x.astype(jnp.float32) / jnp.float32(255)
-    return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
-def keep_rows(x: Array, mask: Array) -> Array:
-    """Replaces padding rows with zeros, even if they contain NaN.
-
-    Args:
-        x: `[B, ...]`.
-        mask: `[B]` bool, True for real rows.
-
-    Returns:
-        `[B, ...]`, zeros where `mask` is False.
-    """
-    return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+from fedamp_jax.checks import check_type
+from fedamp_jax.models.inputs import Inputs, keep_rows, to_float
+from fedamp_jax.models.losses import cross_entropy
+from fedamp_jax.models.scores import metrics_of
+from fedamp_jax.types import Array, Batch, Metric, PyTree, Task, Variables
 
 
 class Classifier(nn.Module):
@@ -102,44 +46,29 @@ class Classifier(nn.Module):
 
 
 class _Module:
-    """A Linen module with a fixed input shape; passes `train` and `mask` only to methods that take them."""
+    """A Linen module with fixed inputs; passes `train` and `mask` only to methods that take them."""
 
-    def __init__(self, model: nn.Module, shape: tuple[int, ...], dtype: Any):
-        self.model, self.shape, self.dtype = model, shape, dtype
-
-    def example(self, rows: int = 1) -> Array:
-        return jnp.zeros((rows, *self.shape), self.dtype)
+    def __init__(self, model: nn.Module, inputs: Inputs):
+        self.model, self.inputs = model, inputs
 
     def keywords(self, method: str, train: bool, mask: Array) -> dict[str, Any]:
         taken = inspect.signature(getattr(type(self.model), method)).parameters
         return {name: value for name, value in (("train", train), ("mask", mask)) if name in taken}
 
     def init(self, key: Array) -> dict[str, Any]:
-        x = self.example()
+        x = jax.tree.map(to_float, self.inputs.example())
         keywords = self.keywords("__call__", False, jnp.ones(1, bool))
-        return dict(self.model.init({"params": key, "dropout": key}, to_float(x), **keywords))
+        return dict(self.model.init({"params": key, "dropout": key}, x, **keywords))
 
-    def input(self, x: Array) -> Array:
-        """Checks the shape of x while tracing, and converts x to the model's input."""
-        if x.shape[1:] not in (self.shape, (*self.shape, 1)) and (*x.shape[1:], 1) != self.shape:
-            raise ValueError(
-                f"x has shape {x.shape}, but this model was made for examples of shape {self.shape}, that is, x of "
-                f"shape {('B', *self.shape)}: make the model with shape={tuple(x.shape[1:])}, or reshape the data"
-            )
-        x = x.reshape(x.shape[:1] + self.shape)
-        # Tokens arrive as float32, the dtype of all data but uint8; float32 represents integers up to 2^24 exactly.
-        tokens = jnp.issubdtype(self.dtype, jnp.integer) and self.dtype != jnp.uint8
-        return x.astype(self.dtype) if tokens else to_float(x)
-
-    def predict(self, variables: Variables, x: Array) -> Array:
-        x = self.input(x)
-        keywords = self.keywords("__call__", False, jnp.ones(x.shape[0], bool))
-        logits: Any = self.model.apply(_collections(variables), x, **keywords)
-        return logits.astype(jnp.float32)
+    def predict(self, variables: Variables, x: PyTree) -> Array:
+        x = self.inputs.input(x)
+        keywords = self.keywords("__call__", False, jnp.ones(jax.tree.leaves(x)[0].shape[0], bool))
+        outputs: Any = self.model.apply(_collections(variables), x, **keywords)
+        return outputs.astype(jnp.float32)
 
     def train(self, variables: Variables, batch: Batch, key: Array, method: str) -> tuple[Array, PyTree]:
         # Replace padding before the network: a backward pass would multiply its zero cotangents by NaN.
-        x = keep_rows(self.input(batch.x), batch.mask)
+        x = jax.tree.map(lambda a: keep_rows(a, batch.mask), self.inputs.input(batch.x))
         some = jnp.any(batch.mask)
         # Statistics of no rows would be 0 / 0: a batch of only padding uses all rows, and its statistics are discarded.
         keywords = self.keywords(method, True, batch.mask | ~some)
@@ -155,7 +84,7 @@ def _collections(variables: Variables) -> dict[str, PyTree]:
     return {"params": variables.params, **stats}
 
 
-def _find_head(paths: Sequence[str], head: Sequence[str] | str | None) -> tuple[str, ...]:
+def find_head(paths: Sequence[str], head: Sequence[str] | str | None) -> tuple[str, ...]:
     """Returns the path prefixes of the head's parameters, after checking that each matches a parameter."""
     tops = list(dict.fromkeys(path.split("/")[0] for path in paths))
     if head is None:
@@ -169,8 +98,39 @@ def _find_head(paths: Sequence[str], head: Sequence[str] | str | None) -> tuple[
     return head
 
 
+def check_outputs(outputs: jax.ShapeDtypeStruct, inputs: Inputs, loss: Callable[..., Any]) -> None:
+    """Checks the shape of what a model gives for one example.
+
+    Raises:
+        ValueError: if a classifier's are not `[B, C]`, or others have no axis of examples.
+    """
+    classifies = (loss.func if isinstance(loss, functools.partial) else loss) is cross_entropy
+    if (outputs.ndim != 2) if classifies else (outputs.shape[:1] != (1,)):
+        kind = "logits must be [B, C]" if classifies else "outputs must be [B, ...], a row for each example"
+        shapes = jax.tree.map(lambda a: (1, *a.shape), inputs.sample)
+        raise ValueError(f"{kind}; for x of shape {shapes} the model gives {outputs.shape}")
+
+
+def checked_metrics(metrics: Sequence[Metric] | None, loss: Callable[..., Any]) -> tuple[Metric, ...]:
+    """The metrics of a task as a tuple; None gives those that suit the loss.
+
+    Raises:
+        TypeError: if one is no `Metric`.
+        ValueError: if there are none, or two of the same name.
+    """
+    if metrics is None:
+        return metrics_of(loss)
+    metrics = (metrics,) if isinstance(metrics, Metric) else tuple(metrics)
+    for metric in metrics:
+        check_type("each of metrics", metric, Metric, "fedamp_jax.Metric(name, function)")
+    names = [metric.name for metric in metrics]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"metrics must be at least one, with different names, got {names}")
+    return metrics
+
+
 def _inspect(module: _Module) -> tuple[list[str], jax.ShapeDtypeStruct]:
-    """Returns the parameter paths in order of creation, and the shape of the logits; computes shapes only."""
+    """Returns the parameter paths in order of creation, and the shape of the outputs; computes shapes only."""
     paths: list[str] = []
 
     def shapes(key):
@@ -181,12 +141,10 @@ def _inspect(module: _Module) -> tuple[list[str], jax.ShapeDtypeStruct]:
         if not jax.tree.leaves(variables.get("params", {})):
             raise ValueError("the model has no parameters")
         paths.extend(_paths(variables["params"]))
-        return module.predict(Variables(variables["params"], variables.get("batch_stats", ())), module.example())
+        stats = variables.get("batch_stats", ())
+        return module.predict(Variables(variables["params"], stats), module.inputs.example())
 
-    logits = jax.eval_shape(shapes, jax.random.key(0))
-    if logits.ndim != 2:
-        raise ValueError(f"logits must be [B, C]; for x of shape {(1, *module.shape)} the model gives {logits.shape}")
-    return paths, logits
+    return paths, jax.eval_shape(shapes, jax.random.key(0))
 
 
 def _paths(tree: Any, prefix: str = "") -> list[str]:
@@ -196,7 +154,13 @@ def _paths(tree: Any, prefix: str = "") -> list[str]:
 
 
 def from_linen(
-    model: nn.Module, sample_shape: Sequence[int], *, head: Sequence[str] | str | None = None, dtype: Any = jnp.float32
+    model: nn.Module,
+    sample_shape: Any,
+    *,
+    head: Sequence[str] | str | None = None,
+    dtype: Any = jnp.float32,
+    loss: Callable[[Array, Batch], Array] = cross_entropy,
+    metrics: Sequence[Metric] | None = None,
 ) -> Task:
     """Makes a `Task` from a Flax Linen module.
 
@@ -207,49 +171,65 @@ def from_linen(
 
     Args:
         model: the module; a `Classifier` also gives the task `features` and `head_loss`.
-        sample_shape: shape of one example, without the batch axis.
+        sample_shape: shape of one example, without the batch axis. For several inputs, a dictionary or tuple of
+            `jax.ShapeDtypeStruct(shape, dtype)`, like `Data.x`; the module gets the same dictionary or tuple.
         head: path prefixes of the parameters that form the personal head. Names are matched as a whole: `"Dense_1"` is
             not a prefix of `"Dense_10/kernel"`. None means `"head"` if the model has such a layer, else the top-level
             layer that it creates last.
-        dtype: dtype of the model's input. For an integer dtype other than uint8, as for models that look up tokens, x
-            is converted to it; for all others to float32.
+        dtype: dtype of the model's input, if it is one array. For an integer dtype other than uint8, as for models that
+            look up tokens, x is converted to it; for all others uint8 and floats become float32.
+        loss: `(outputs [B, ...], batch) -> scalar`: `cross_entropy`, `squared_error`, `binary_cross_entropy`,
+            `multi_label`, or one of your own. `functools.partial(cross_entropy, weights=...)` weighs classes.
+        metrics: what is evaluated, see `Metric`. None means those that suit the loss: accuracy; `MSE` and `MAE`;
+            `BINARY_ACCURACY`; `LABEL_ACCURACY` and `EXACT_MATCH`.
 
     Returns:
-        A `Task` whose loss is `cross_entropy`.
+        A `Task`.
 
     Raises:
-        ValueError: if a prefix in `head` matches no parameter, logits are not `[B, C]`, or the model has collections
-            other than `params` and `batch_stats`; while tracing, if x does not have the sample shape.
+        TypeError: if the model is no Linen module, or `sample_shape` no shape.
+        ValueError: if a prefix in `head` matches no parameter, a classifier's logits are not `[B, C]`, the model has
+            collections other than `params` and `batch_stats`, or a loss of your own comes without metrics; while
+            tracing, if x does not have the sample shape.
 
     Example:
         >>> import flax.linen as nn, jax
-        >>> from fedamp_jax.models import from_linen
+        >>> from fedamp_jax.models import from_linen, squared_error
         >>> task = from_linen(nn.Sequential([nn.Dense(16), nn.relu, nn.Dense(3)]), (4,))
         >>> task.head
         ('layers_2',)
         >>> task.predict(task.init(jax.random.key(0)), jax.numpy.ones((5, 4))).shape
         (5, 3)
+        >>> regression = from_linen(nn.Dense(1), (4,), head="kernel", loss=squared_error)
+        >>> [metric.name for metric in regression.metrics]
+        ['mse', 'mae']
     """
-    module = _Module(model, tuple(sample_shape), dtype)
-    paths, _ = _inspect(module)
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise TypeError(
+            f"model must be a Flax Linen module, got a {kind}: fedamp_jax.models.from_nnx is for nnx modules, and a "
+            "fedamp_jax.Task of three functions for anything else"
+        )
+    inputs = Inputs(sample_shape, dtype)
+    metrics, module = checked_metrics(metrics, loss), _Module(model, inputs)
+    paths, outputs = _inspect(module)
+    check_outputs(outputs, inputs, loss)
 
     def init(key: Array) -> Variables:
         variables = module.init(key)
         return Variables(variables["params"], variables.get("batch_stats", ()))
 
-    def loss(variables: Variables, batch: Batch, key: Array) -> tuple[Array, PyTree]:
-        logits, stats = module.train(variables, batch, key, "__call__")
-        return cross_entropy(logits, batch), stats
+    def task_loss(variables: Variables, batch: Batch, key: Array) -> tuple[Array, PyTree]:
+        outputs, stats = module.train(variables, batch, key, "__call__")
+        return loss(outputs, batch), stats
 
     def features(variables: Variables, batch: Batch, key: Array) -> tuple[Array, PyTree]:
         return module.train(variables, batch, key, "features")
 
     def head_loss(variables: Variables, features: Array, batch: Batch) -> Array:
         rows = keep_rows(features, batch.mask)
-        logits: Any = model.apply(_collections(variables), rows, method="logits")
-        return cross_entropy(logits, batch)
+        outputs: Any = model.apply(_collections(variables), rows, method="logits")
+        return loss(outputs, batch)
 
-    split = isinstance(model, Classifier)
-    return Task(
-        init, loss, module.predict, _find_head(paths, head), features if split else None, head_loss if split else None
-    )
+    body, rest = (features, head_loss) if isinstance(model, Classifier) else (None, None)
+    return Task(init, task_loss, module.predict, find_head(paths, head), body, rest, metrics)

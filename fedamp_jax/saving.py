@@ -1,0 +1,164 @@
+"""Personal models in a file that outlives the process: arrays and JSON in one npz, nothing that is executed."""
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedamp_jax._version import __version__
+from fedamp_jax.checks import check_type
+from fedamp_jax.contract import check_task
+from fedamp_jax.trees import path_name
+from fedamp_jax.types import Task, Variables
+
+FORMAT = 1
+_HEADER = "fedamp_jax"
+
+
+class Saved(NamedTuple):
+    """What `load` reads.
+
+    Attributes:
+        models: `Variables [M, ...]`.
+        names: the clients' names, if they were given.
+        class_names: the classes' names, if they were given.
+        about: what else was saved with them, and the version of fedamp_jax that did.
+    """
+
+    models: Variables
+    names: list[Any] | None
+    class_names: list[Any] | None
+    about: dict[str, Any]
+
+    def of(self, client: Any) -> Variables:
+        """The model of ONE client, by its name, or by its number if no names were saved.
+
+        Raises:
+            KeyError: if there is no such client.
+        """
+        m = jax.tree.leaves(self.models)[0].shape[0]
+        known = list(range(m)) if self.names is None else self.names
+        if client not in known:
+            raise KeyError(f"no client {client!r}: there are {', '.join(map(repr, known[:10]))}{', ...' * (m > 10)}")
+        return jax.tree.map(lambda a: a[known.index(client)], self.models)
+
+
+def save(
+    path: str | os.PathLike[str],
+    task: Task,
+    models: Variables,
+    *,
+    names: Sequence[Any] | None = None,
+    class_names: Sequence[Any] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write all clients' models to one file, which replaces an older one when it is whole.
+
+    Args:
+        path: the file, such as `models.npz`.
+        task: the model.
+        models: `[M, ...]`, such as `algorithm.personalize(key, state, train)` gives.
+        names: the M clients' names, all different: strings or numbers.
+        class_names: the classes' names in order.
+        about: what else to keep, JSON-like: the method, its settings, an accuracy.
+
+    Raises:
+        TypeError: if `models` are no `Variables`, or something is not JSON-like.
+        ValueError: if the models are not the task's, or there are not M different names.
+
+    >>> import jax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "models.npz")
+    ...     save(file, task, models, names=["Oslo", "Bern"], about={"method": "FedAMP"})
+    ...     saved = load(file, task)
+    >>> task.predict(saved.of("Bern"), jax.numpy.zeros((3, 8, 8))).shape
+    (3, 10)
+    """
+    check_type("models", models, Variables, "algorithm.personalize(key, state, data) gives them")
+    arrays = jax.tree.map(np.asarray, models)
+    _refuse_other(_kinds(arrays, 1), _kinds(check_task(task), 0), "models")
+    rows = {a.shape[0] for a in jax.tree.leaves(arrays)}
+    if len(rows) != 1:
+        raise ValueError(f"models must hold one model for each client, leaves [M, ...], got M = {sorted(rows)}")
+    if names is not None and (len(names), len(set(names))) != (*rows, *rows):
+        raise ValueError(f"names must be {rows.pop()} different ones, one for each model, got {list(names)}")
+    header = {
+        "format": FORMAT,
+        "leaves": _kinds(arrays, 1),
+        "names": None if names is None else list(names),
+        "class_names": None if class_names is None else list(class_names),
+        "about": {"version": __version__, **(about or {})},
+    }
+    try:
+        text = json.dumps(header).encode()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"names, class_names and about must hold what JSON can hold: {error}") from None
+    leaves = {f"leaf{i}": a for i, a in enumerate(jax.tree.leaves(arrays))}
+    _write(Path(path), {_HEADER: np.frombuffer(text, np.uint8), **leaves})
+
+
+def load(path: str | os.PathLike[str], task: Task) -> Saved:
+    """Read what `save` wrote, in any process: the task is built again, as it was.
+
+    Args:
+        path: the file.
+        task: the model; its parameters must be of the same names and shapes.
+
+    Raises:
+        FileNotFoundError: if there is no file.
+        ValueError: if it is none of `save`, damaged or of a later format; or the models are of another task, and which
+            parameter differs.
+    """
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as found:
+                header = json.loads(bytes(found[_HEADER]))
+                arrays = [found[f"leaf{i}"] for i in range(len(header["leaves"]))]
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is no file of fedamp_jax.save, or it is damaged: {error}") from None
+    if header["format"] > FORMAT:
+        raise ValueError(f"{path} has format {header['format']}: a later version of fedamp_jax reads it")
+    shapes = check_task(task)
+    _refuse_other(header["leaves"], _kinds(shapes, 0), str(path))
+    # npz knows no bfloat16 and gives its bits, as void.
+    leaves = [jnp.asarray(a.view(b.dtype)) for a, b in zip(arrays, jax.tree.leaves(shapes), strict=True)]
+    models = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    return Saved(models, header["names"], header["class_names"], header["about"])
+
+
+def _kinds(tree: Any, first: int) -> dict[str, list[Any]]:
+    """`path -> [dtype, *shape]`, the shape from axis `first` on."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path): [str(a.dtype), *a.shape[first:]] for path, a in leaves}
+
+
+def _refuse_other(found: dict[str, list[Any]], wanted: dict[str, list[Any]], what: str) -> None:
+    for name in [*found, *wanted]:
+        a, b = found.get(name), wanted.get(name)
+        if a != b:
+            said = [f"{kind[0]} {kind[1:]}" if kind else "missing" for kind in (a, b)]
+            raise ValueError(
+                f"{what} and the task differ in {name}: {said[0]} there, {said[1]} in the task. Build the task with "
+                "the arguments that the models were trained with"
+            )
+
+
+def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Beside its place and renamed, so that a reader finds the old file or the new one."""
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
