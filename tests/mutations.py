@@ -201,7 +201,7 @@ MUTATIONS = [
     Mutation("peak-inside", "placement/programs.py", "max(new, inner)", "new", "tests/test_memory.py"),
     Mutation("platform-tpu", "platforms.py", "cpu=cpu, tpu=tpu,", "cpu=cpu, tpu=cpu,", "tests/test_distances.py"),
     Mutation("platform-convolution", "platforms.py", '"gpu": Choices("xla"', '"gpu": Choices("patches"', "tests/test_layers.py"),
-    Mutation("platform-convolves", "platforms.py", "or not convolves() else", "or convolves() else", "tests/test_memory.py"),
+    Mutation("platform-convolves", "platforms.py", "and not convolves() else", "and convolves() else", "tests/test_memory.py"),
     Mutation("flops-bound", "placement/programs.py", "int(bound[1]) if bound else 1", "1", "tests/test_cost.py"),
     Mutation("cycles-of-loops", "placement/cost.py", "total += _repetitions(line, computations[loop[1]]) *", "total +=",
              "tests/test_cost.py"),
