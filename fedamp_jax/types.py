@@ -116,7 +116,7 @@ class Task(NamedTuple):
         features: `(variables, batch, key) -> (features [B, ...], new stats)`, the body alone; None if the model cannot
             be split there. Lets PFLEGO pass its data through the body once.
         head_loss: `(variables, features, batch) -> scalar`, the loss given the features; None without `features`.
-        metrics: what is evaluated, a tuple of `Metric`s; the first one is the main one.
+        metrics: what is evaluated, each a `Metric`; the first one is the main one.
     """
 
     init: Callable[[Array], Variables]
