@@ -240,7 +240,7 @@ MUTATIONS = [
              "tests/test_join.py -k 'batch_norm'"),
     Mutation("join-initial", "algorithms/fedamp.py", "Variables(mean.params, mean.stats", "Variables(start.params, mean.stats", "tests/test_join.py -k every_method"),
     Mutation("join-heads", "algorithms/partial.py", "if never or not keep_heads:", "if True:", "tests/test_join.py -k every_method"),
-    Mutation("ids-anew", "data/concatenate.py", "jnp.int32(ids.max() + 1)", "jnp.int32(0)", "tests/test_join.py"),
+    Mutation("ids-anew", "data/concatenation.py", "jnp.int32(ids.max() + 1)", "jnp.int32(0)", "tests/test_join.py"),
     Mutation("saved-shapes", "saving.py", "        if a != b:", "        if False:", "tests/test_saving.py"),
     Mutation("saved-bits", "saving.py", "jnp.asarray(a.view(b.dtype))", "jnp.asarray(a)", "tests/test_saving.py -k bfloat16"),
     Mutation("schedule-first-steps", "solver.py", "_AHEAD = (0, 1, 10, 1_000, 100_000)", "_AHEAD = (0, 1)", "tests/test_solver.py -k schedule"),

@@ -59,7 +59,7 @@ def test_padding_clients_and_offline_clients_stay_away():
 @pytest.mark.parametrize(("share", "drop_rate", "kind", "message"), [
     (0.0, 0.0, ValueError, "participation must be greater than 0 and at most 1, got 0"),
     (1.1, 0.0, ValueError, "participation must be greater than 0 and at most 1, got 1.1"),
-    (float("nan"), 0.0, ValueError, "participation must be greater than 0 and at most 1, got nan"),
+    (float("nan"), 0.0, ValueError, "participation must be finite, got nan"),
     ("all", 0.0, TypeError, "participation must be a number, got 'all'"),
     (True, 0.0, TypeError, "participation must be a number, got True"),
     (1.0, 1.0, ValueError, "drop_rate must be in [0, 1), got 1.0"),
