@@ -117,7 +117,8 @@ def small(clients: Federation, count: int = 8, examples: int = 40) -> Federation
     def part(data: Data) -> Data:
         data = jax.tree.map(lambda a: a[rows], data)
         size = np.minimum(data.size, examples)
-        return data._replace(x=data.x[:, : size.max()], y=data.y[:, : size.max()], size=jnp.asarray(size))
+        x, y = jax.tree.map(lambda a: a[:, : size.max()], (data.x, data.y))
+        return data._replace(x=x, y=y, size=jnp.asarray(size))
 
     return Federation(part(clients.train), part(clients.test), None if clients.groups is None else groups[rows])
 
