@@ -97,16 +97,19 @@ def _schedule_restarts(optimizer: Any) -> bool:
     if not isinstance(optimizer, optax.GradientTransformation):
         return False
     is_schedule = lambda s: isinstance(s, optax.ScaleByScheduleState)  # noqa: E731
-    one = {"w": jnp.ones((1, 1), jnp.float32)}
-    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         try:
-            state = optimizer.init(one)
-            if not any(map(is_schedule, jax.tree.leaves(state, is_leaf=is_schedule))):
+            # By shapes first: a solver that is made before `split_cpu` must not start JAX on the whole CPU.
+            shapes = jax.eval_shape(optimizer.init, {"w": jax.ShapeDtypeStruct((1, 1), jnp.float32)})
+            if not any(map(is_schedule, jax.tree.leaves(shapes, is_leaf=is_schedule))):
                 return False
-            ahead = lambda s, n: s._replace(count=s.count + n) if is_schedule(s) else s  # noqa: E731
-            states = [jax.tree.map(lambda s, n=n: ahead(s, n), state, is_leaf=is_schedule) for n in _AHEAD]
-            steps = [jax.tree.leaves(optimizer.update(one, state, one)[0])[0] for state in states]
-            return any(bool(jnp.any(step != steps[0])) for step in steps)
+            with jax.ensure_compile_time_eval():
+                one = {"w": jnp.ones((1, 1), jnp.float32)}
+                state = optimizer.init(one)
+                ahead = lambda s, n: s._replace(count=s.count + n) if is_schedule(s) else s  # noqa: E731
+                states = [jax.tree.map(lambda s, n=n: ahead(s, n), state, is_leaf=is_schedule) for n in _AHEAD]
+                steps = [jax.tree.leaves(optimizer.update(one, state, one)[0])[0] for state in states]
+                return any(bool(jnp.any(step != steps[0])) for step in steps)
         except Exception:  # a transformation that needs other parameters, or a traced rate: nothing can be told
             return False
 

@@ -1,6 +1,8 @@
 """Local training of one client: batches, steps, gradients, and the arguments that are refused."""
 
 import dataclasses
+import subprocess
+import sys
 
 import chex
 import jax
@@ -247,3 +249,15 @@ def test_optimizers_without_a_schedule_are_not(optimizer):
 def test_a_swept_rate_is_no_schedule():
     """Failed with a tracer that was compared."""
     jax.jit(lambda rate: Solver(optax.sgd(lambda count: rate * count)).max_epochs * rate)(0.1)
+
+
+def test_a_solver_starts_nothing():
+    """`split_cpu` may come after it. Failed with an optimizer's state made to look for schedules."""
+    code = """
+import jax, optax, fedamp_jax
+fedamp_jax.Solver(optax.adam(0.1))
+fedamp_jax.placement.split_cpu(3)
+print(jax.device_count())
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "3"
