@@ -284,7 +284,7 @@ def test_balanced_dirichlet_draws_a_clients_proportions():
 
 
 def test_shards_are_consecutive_and_equal():
-    """Failed when shards were cut from the unsorted pool, and with test shards drawn independently of the training shards."""
+    """Failed when shards were cut from the unsorted pool, and with test shards drawn independently of training."""
     y = np.random.default_rng(0).permutation(np.arange(6000) % 10)
     part = partition.shards(y, y[:600], 10, 2, seed=0)
     assert {len(rows) for rows in part.train} == {600} and assert_disjoint(part.train, 6000) == 6000
