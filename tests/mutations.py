@@ -253,6 +253,25 @@ MUTATIONS = [
     # Data.
     Mutation("balanced-nothing", "data/federations.py", "order = np.argsort(rank * (np.sqrt(5) - 1) / 2 % 1)", "order = np.argsort(rank)", "tests/test_data.py"),
     Mutation("labels-unchecked", "data/stack.py", "for i in np.flatnonzero(highest >= classes.astype(np.uint64)).tolist():", "for i in ():", "tests/test_data.py"),
+    # Partitions, the command line and what it says.
+    Mutation("balanced-priors", "data/partition/classes.py", "np.maximum(alpha * frequency, 1e-12)", "np.full(len(frequency), alpha)", "tests/test_partition.py"),
+    Mutation("shards-unsorted", "data/partition/classes.py", 'mixed[np.argsort(y[mixed], kind="stable")]', "mixed", "tests/test_partition.py"),
+    Mutation("quantity-by-class", "data/partition/classes.py", "rows = np.split(rng.permutation(len(y)), np", "rows = np.split(np.argsort(y, kind='stable'), np", "tests/test_partition.py"),
+    Mutation("small-first", "data/federations.py", "np.concatenate([members[:each] for members in first.values()])", "np.arange(len(groups))", "tests/test_data.py"),
+    Mutation("small-sizes", "data/federations.py", "size = np.minimum(data.size, examples)", "size = np.asarray(data.size)", "tests/test_data.py"),
+    Mutation("starts", "driver/loop.py", "if k == done:", "if k == 0:", "tests/test_loop.py"),
+    Mutation("lines", "driver/history.py", "if self._lines and note is not None:", "if self._lines:", "tests/test_loop.py"),
+    Mutation("forecast-dropped", "experiments/forecast.py", "* (1 - options.drop_rate)", "", "tests/test_forecast.py"),
+    Mutation("forecast-batch", "experiments/forecast.py", "size = min(batch_size, train.y.shape[1])", "size = train.y.shape[1]", "tests/test_forecast.py"),
+    Mutation("unlocked", "experiments/run_folder.py", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", "tests/test_main.py"),
+    Mutation("permission", "experiments/run_folder.py", "if not os.access(there, os.W_OK):", "if False:", "tests/test_main.py"),
+    Mutation("case-of-folders", "experiments/command_line.py", "written.append(known.get(plain(word), word))", "written.append(known.get(plain(word), word.lower()))", "tests/test_main.py"),
+    Mutation("toml-dashes", "experiments/command_line.py", 'name.replace("-", "_"): value', "name: value", "tests/test_main.py"),
+    Mutation("auto-self-weight", "algorithms/registry.py", "1 / (sigma.k + 1) if isinstance(sigma, Perplexity) else setup.self_weight", "setup.self_weight", "tests/test_command_line.py -k auto"),
+    Mutation("dtype-unused", "experiments/fedamp_paper.py", '"compute_dtype": jnp.dtype(options.dtype)', '"compute_dtype": jnp.float32', "tests/test_command_line.py -k auto"),
+    Mutation("alpha-unused", "experiments/fedamp_paper.py", 'if name in ("alpha", "clients")', 'if name in ("clients",)', "tests/test_command_line.py -k dirichlet"),
+    Mutation("bfloat16-told", "experiments/devices.py", "and not bfloat16_instructions()", "", "tests/test_command_line.py -k bfloat16"),
+    Mutation("tracebacks", "driver/checkpoint.py", 'return not (record.exc_info and "orbax" in Path(record.pathname).parts)', "return True", "tests/test_checkpoint.py -k full_disk"),
 ]  # fmt: skip
 
 

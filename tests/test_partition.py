@@ -258,7 +258,7 @@ def test_dirichlet_test_follows_training_and_alpha_sets_the_skew():
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
 def test_balanced_dirichlet_gives_equal_clients(alpha):
-    """Failed when a class that had run out was drawn on, and when each class was split over the clients."""
+    """Failed when each class was split over the clients; did not end when a class that had run out was drawn on."""
     y_train, y_test, _ = labels("digits")
     for seed in range(4):
         part = partition.dirichlet(y_train, y_test, 20, alpha, balanced=True, seed=seed)
