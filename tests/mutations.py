@@ -271,6 +271,16 @@ MUTATIONS = [
     Mutation("dtype-unused", "experiments/fedamp_paper.py", '"compute_dtype": jnp.dtype(options.dtype)', '"compute_dtype": jnp.float32', "tests/test_command_line.py -k auto"),
     Mutation("alpha-unused", "experiments/fedamp_paper.py", 'if name in ("alpha", "clients")', 'if name in ("clients",)', "tests/test_command_line.py -k dirichlet"),
     Mutation("bfloat16-told", "experiments/devices.py", "and not bfloat16_instructions()", "", "tests/test_command_line.py -k bfloat16"),
+    # After training.
+    Mutation("extended-fingerprint", "experiments/train.py", 'if key != "rounds"}', "}", "tests/test_after_training.py -k go_on"),
+    Mutation("extended-overwrites", "experiments/run_folder.py", '(folder / "results.json").replace(folder / f"results-{rounds}-rounds.json")', "pass", "tests/test_after_training.py -k go_on"),
+    Mutation("checkpoints-not-thinned", "experiments/run_folder.py", "path.name != newest", "False", "tests/test_after_training.py -k go_on"),
+    Mutation("more-rounds-accepted", "experiments/train.py", ") > options.rounds:", ") > 10**9:", "tests/test_after_training.py -k refused"),
+    Mutation("finished-lost", "experiments/train.py", "for name in kept if name in entries}", "for name in kept if name in entries and name in wanted}", "tests/test_after_training.py -k lost"),
+    Mutation("models-by-row", "experiments/train.py", "names=ids.tolist()", "names=sorted(ids.tolist())", "tests/test_after_training.py -k judged"),
+    Mutation("models-other-key", "experiments/newcomers.py", "result.rounds[-1] - 1)[2]", "result.rounds[-1] - 1)[1]", "tests/test_after_training.py -k judged"),
+    Mutation("newcomers-in-front", "experiments/newcomers.py", "[m:][: len(ids), 0]", "[:m][: len(ids), 0]", "tests/test_after_training.py -k held_out"),
+    Mutation("everybody-trains", "experiments/newcomers.py", "return part(clients, ~out), part(clients, out)", "return clients, part(clients, out)", "tests/test_after_training.py -k held_out"),
     Mutation("tracebacks", "driver/checkpoint.py", 'return not (record.exc_info and "orbax" in Path(record.pathname).parts)', "return True", "tests/test_checkpoint.py -k full_disk"),
 ]  # fmt: skip
 

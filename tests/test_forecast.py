@@ -31,7 +31,7 @@ def test_a_long_run_is_announced(changes, hours, monkeypatch):
     steps = sum(-(-int(n) // 4) for n in np.asarray(data.size))
     flops = 3600e12 / (steps * 10 * 10)
     options = fedamp_paper.Options(**{"rounds": 10, "epochs": 10, "batch_size": 4, **changes})
-    text = forecast.at_least(None, data, Placement(), options, ["FedAMP", "FedAvg"])
+    text = forecast.at_least(None, data, Placement(), options, dict.fromkeys(["FedAMP", "FedAvg"], options.rounds))
     assert text is not None and f"at least {forecast.readable(2 * 3600 * hours)}: 2 methods" in text
     assert f"{forecast.readable(3600 * hours)} each" in text
 
@@ -42,7 +42,7 @@ def test_a_short_run_is_not_announced(monkeypatch):
     options = fedamp_paper.Options(rounds=30, epochs=10)
     clients = fedamp_jax.data.federation("digits").train
     task = fedamp_jax.models.mlp(10, shape=(8, 8))
-    assert forecast.at_least(task, clients, Placement(), options, ["FedAMP"]) is None
+    assert forecast.at_least(task, clients, Placement(), options, {"FedAMP": 30}) is None
 
 
 def test_the_speed_of_a_product():

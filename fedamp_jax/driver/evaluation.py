@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 
 from fedamp_jax.checks import check_choice
 from fedamp_jax.contract import check_task, check_task_fits
@@ -163,6 +165,21 @@ def personal_scores(task: Task, algorithm: Algorithm, key: Array, state: Any, tr
     """The task's metrics of the models of `algorithm.personalize`, as one program; `[M, P]` float32."""
     train = fitted(algorithm, state, train, key)
     return train.placement.call(compiled_personal_scores, (task, algorithm.personalize), key, state, train, test)
+
+
+def personal_models(algorithm: Algorithm, key: Array, state: Any, train: Data) -> Variables:
+    """The models that `personal_scores` judges with the same arguments: `[M, ...]`, on the host."""
+    m, train = train.clients, fitted(algorithm, state, train, key)
+    models = train.placement.call(compiled_personal_models, (algorithm.personalize,), key, state, train)
+    if jax.process_count() > 1:
+        models = multihost_utils.process_allgather(models, tiled=True)
+    return jax.tree.map(lambda a: np.asarray(a)[:m], models)
+
+
+@functools.partial(Jitted, static_argnums=0)
+def compiled_personal_models(personalize: Callable[..., Variables], key: Array, state: Any, train: Data) -> Variables:
+    """The program of `personal_models`."""
+    return train.placement.program(personalize)(key, state, train)
 
 
 @functools.partial(Jitted, static_argnums=(0, 1))

@@ -32,6 +32,7 @@ class Options(fedamp_paper.Options):
     sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
     heur_sigma: Unused[float | None] = None
     sigma_sweep: Unused[bool] = False
+    holdout_clients: Unused[int] = 0
 
 
 class Variant(NamedTuple):

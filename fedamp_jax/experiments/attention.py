@@ -59,6 +59,7 @@ class Options(fedamp_paper.Options):
     """Sigma of the variant HeurFedAMP. Default: the paper's value; for digits ours."""
     sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
     sigma_sweep: Unused[bool] = False
+    holdout_clients: Unused[int] = 0
 
 
 @dataclasses.dataclass(frozen=True)

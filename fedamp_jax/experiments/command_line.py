@@ -58,6 +58,10 @@ class Options:
     """Number of rounds from one evaluation to the next."""
     checkpoint_every: int = 10
     """Number of rounds from one checkpoint to the next."""
+    keep_checkpoints: Literal["auto", "always", "never"] = "auto"
+    """Keep each method's last checkpoint, from which more --rounds can --resume. auto: if all take less than 1 GiB."""
+    save_models: bool = False
+    """Save the personal models of every method as models/METHOD.npz, for fedamp_jax.load."""
     devices: int | None = None
     """Number of devices to spread the clients over. Default: all; a CPU is split into one device per core."""
     offload: bool = False
@@ -65,7 +69,7 @@ class Options:
     dry_run: str | None = None
     """Only print what a round takes on v5e:2x4 (eight TPU v5e), h100, h100:2 or here; none of them is needed."""
     resume: bool = False
-    """Continue an interrupted run with the same settings."""
+    """Continue an interrupted run with the same settings, or a finished one with more --rounds."""
     quick: bool = False
     """A small version of the same run: at most 3 rounds of few local steps."""
     precision: Literal["default", "high", "highest"] = "default"

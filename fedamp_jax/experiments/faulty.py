@@ -59,6 +59,9 @@ class Options(fedamp_paper.Options):
     evaluate_every: Unused[int] = 1
     checkpoint_every: Unused[int] = 10
     sigma_sweep: Unused[bool] = False
+    holdout_clients: Unused[int] = 0
+    save_models: Unused[bool] = False
+    keep_checkpoints: Unused[Literal["auto", "always", "never"]] = "auto"
     devices: Unused[int | None] = None
     offload: Unused[bool] = False
     dry_run: Unused[str | None] = None

@@ -15,7 +15,7 @@ from fedamp_jax.algorithms.registry import Setup, make_all
 from fedamp_jax.attention import Perplexity, perplexity
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data import Federation
-from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, report, run_folder
+from fedamp_jax.experiments import command_line, dry_run, grid, newcomers, paper_values, report, run_folder
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.sweep import sweep_sigma
 from fedamp_jax.experiments.train import train_methods
@@ -60,6 +60,8 @@ class Options(command_line.Options):
     """FedAMP's sigma, or auto: each client listens to about 8 others. Default: the paper's value; for digits ours."""
     heur_sigma: float | Literal["auto"] | None = None
     """HeurFedAMP's sigma, or auto, as --sigma. Default: the paper's value; for digits ours."""
+    holdout_clients: int = 0
+    """So many clients do not train; afterwards they join, and get a personal model as each method has it."""
     sigma_sweep: bool = False
     """Also train FedAMP and HeurFedAMP with every sigma of the paper's grids, and plot the results."""
 
@@ -95,6 +97,7 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
         check_integer("--epochs-range", end, low=1)
     if epochs_range and epochs_range[1] < epochs_range[0]:
         raise ValueError("--epochs-range needs LOW HIGH, got {} {}".format(*epochs_range))
+    check_integer("--holdout-clients", options.holdout_clients, low=0)
     if options.quick:
         rounds, epochs = min(rounds, 3), min(epochs, 2)
         epochs_range = epochs_range and (min(epochs_range[0], 1), min(epochs_range[1], 3))
@@ -196,7 +199,7 @@ def run_setting(experiment: str, setting: str, command: Command, options: type[O
         raise ValueError("--sigma-sweep is for a single seed: leave it out, or give --seed instead of --seeds")
     variants = variants_of(command, setting, options)
     if command.dry_run is not None:
-        federation, _, algorithms = prepare(setting, variants[0].options)
+        federation, _, algorithms, _ = prepare(setting, variants[0].options)
         return dry_run.show(variants[0].options, federation, algorithms)
     grid.run(experiment, variants, command.seeds, folder, functools.partial(execute, experiment, setting))
 
@@ -215,23 +218,33 @@ def variants_of(command: Command, setting: str, kind: type[Options] = Options) -
     return variants
 
 
-def prepare(setting: str, options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
-    """The clients, the model, and every method by its name."""
-    federation = load(options, setting)
+def prepare(
+    setting: str, options: Options
+) -> tuple[Federation, Task, dict[str, Algorithm], newcomers.Newcomers | None]:
+    """The clients, the model, every method by its name, and clients that come later."""
+    federation, later = load(options, setting), None
     task = make_task(options, federation)
-    return federation, task, make_algorithms(setting, options, federation, task)
+    if options.holdout_clients:
+        federation, out = newcomers.hold_out(federation, options.holdout_clients, options.seed)
+        federation = fedamp_jax.data.balanced(federation)
+        everybody = newcomers.together(federation, out)
+        algorithms = make_algorithms(setting, options, everybody, task)
+        later = newcomers.Newcomers(out, everybody.test, algorithms, make_solver(options))
+    return federation, task, make_algorithms(setting, options, federation, task), later
 
 
 def execute(experiment: str, setting: str, options: Options, folder: Path) -> RunResults:
     """Train every chosen method, writing results into `folder` after each one; returns the results."""
-    federation, task, algorithms = prepare(setting, options)
+    federation, task, algorithms, later = prepare(setting, options)
     paper = {}
     if paper_values.as_in_tables(vars(options)):
         paper = {n: v for (s, d, n), v in paper_values.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
     # A perplexity has a scale for each client, and none to mark.
     sigma = options.sigma
     sigmas = {} if sigma is None or isinstance(sigma, str) else {"FedAMP": sigma}
-    results = train_methods(experiment, options, folder, federation, task, algorithms, paper, sigmas=sigmas)
+    results = train_methods(
+        experiment, options, folder, federation, task, algorithms, paper, sigmas=sigmas, newcomers=later
+    )  # fmt: skip
     sweep = None
     if options.sigma_sweep:
         sweep = sweep_sigma(setting, options, federation, task, make_solver(options))

@@ -1,6 +1,7 @@
 """How long a run will take at least, told before its first round: counted operations, and a second of measuring."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,29 +18,32 @@ _SHORT = 60.0
 """Seconds: nothing is said of a run that is not longer."""
 
 
-def at_least(task: Task, train: Data, placement: Placement, options: Any, methods: list[str]) -> str | None:
+def at_least(task: Task, train: Data, placement: Placement, options: Any, rounds_left: Mapping[str, int]) -> str | None:
     """What to tell a person before a long run; None if it is short, or if its local steps are not told by epochs.
 
     Args:
         task: the model.
         train: training data.
         placement: where the clients will live.
-        options: with `rounds`, `batch_size`, `epochs` and `epochs_range`, as the FedAMP paper's experiments have them.
-        methods: what will be trained.
+        options: with `batch_size`, `epochs` and `epochs_range`, as the FedAMP paper's experiments have them.
+        rounds_left: how many rounds each method still has to be trained.
     """
     if not hasattr(options, "batch_size") or placement.platform != "cpu":
         return None
     steps = np.ceil(np.asarray(train.size) / options.batch_size).sum() * np.mean(options.epochs_range or options.epochs)
     counted = step_flops(task, train, options.batch_size) * steps * options.participation * (1 - options.drop_rate)
-    if counted * options.rounds * len(methods) / 2e12 < _SHORT:  # faster than any CPU
+    total = sum(rounds_left.values())
+    if counted * total / 2e12 < _SHORT:  # faster than any CPU
         return None
     speed = product_speed(placement) * placement.devices
-    each = counted * options.rounds / speed
-    if each * len(methods) < _SHORT:
+    if counted * total / speed < _SHORT:
         return None
-    many = f"{len(methods)} methods, {readable(each)} each" if len(methods) > 1 else methods[0]
+    each = {name: readable(counted * rounds / speed) for name, rounds in rounds_left.items()}
+    alike = len(set(each.values())) == 1 < len(each)
+    many = f"{len(each)} methods, {min(each.values())} each" if alike else ", ".join(map(" ".join, each.items()))
+    rounds = "-".join(str(n) for n in sorted({min(rounds_left.values()), max(rounds_left.values())}))
     return (
-        f"This will take at least {readable(each * len(methods))}: {many}; {options.rounds} rounds of "
+        f"This will take at least {readable(counted * total / speed)}: {many}; {rounds} rounds of "
         f"{len(train.size)} clients, {counted / 1e12:.3g} TFLOP a round, at the {speed / 1e9:.3g} GFLOP/s of a matrix "
         f"product measured here. Quicker: fewer --methods or --rounds, --model mlp, or an accelerator "
         f"(--dry-run v5e:1x1 tells what it takes there). After an interruption, --resume continues."

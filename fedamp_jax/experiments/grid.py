@@ -99,8 +99,8 @@ def combine(runs: Sequence[RunResults], seeds: Sequence[int]) -> RunResults:
 
     Numbers, curves and each client's accuracy are averaged over the seeds. `bmta_std` and `final_std` are the sample
     standard deviations over seeds (n - 1). The BMTA is the mean of the seeds' BMTAs, not the best of the mean curve.
-    Curves have such deviations as well, in every round. p-values compare the clients' mean accuracies. xi and distances
-    are averaged only if all seeds have the same groups.
+    Curves have such deviations as well, in every round. `new_clients` are those of all seeds. p-values compare
+    the clients' mean accuracies. xi and distances are averaged only if all seeds have the same groups.
     """
     first = runs[0]
     names = [name for name in first["methods"] if all(name in run["methods"] for run in runs)]
@@ -110,6 +110,7 @@ def combine(runs: Sequence[RunResults], seeds: Sequence[int]) -> RunResults:
     return {
         **first,
         "examples": sizes[0] if all(size == sizes[0] for size in sizes) else None,
+        "ids": first.get("ids") if all(run.get("ids") == first.get("ids") for run in runs) else None,
         "settings": {**first["settings"], "seed": None, "seeds": list(seeds)},
         "groups": first["groups"] if alike else None,
         "chance_in_group_weight": first["chance_in_group_weight"] if alike else None,
@@ -131,6 +132,9 @@ def _combine_method(runs: Sequence[Mapping[str, Any]], alike: bool) -> MethodRes
         method[f"{key}_std"] = None if None in values else np.std(_numbers(values), axis=0, ddof=1).tolist()
     method["best_rounds"] = [run["best_round"] for run in runs]
     method["best_round"] = int(np.median(method["best_rounds"]))
+    if method.get("new_clients"):
+        found = [run["new_clients"] for run in runs]
+        method["new_clients"] = {key: [value for one in found for value in one[key]] for key in found[0]}
     method["seconds"] = sum(run["seconds"] for run in runs)
     method["xi"] = np.mean([run["xi"] for run in runs], axis=0).tolist() if alike and method["xi"] is not None else None
     method["attention"] = attention_history.mean([run.get("attention") for run in runs]) if alike else None

@@ -30,6 +30,7 @@ def cells(results: RunResults) -> Cells:
     methods = results["methods"]
     paper = any(method.get("paper") is not None for method in methods.values())
     scored = any(method.get("last_rounds") for method in methods.values())
+    joined = any(method.get("new_clients") for method in methods.values())
     some_rejected = any(method.get("rejected") for method in methods.values())
     rows = []
     for name, method in methods.items():
@@ -38,9 +39,12 @@ def cells(results: RunResults) -> Cells:
         last = [spread(score.get("mean"), score.get("ci95"))] * scored
         beside = [number(theirs), gap(score.get("mean", method["bmta"]), theirs)] * paper
         rejected = [str(len(method.get("rejected") or {}))] * some_rejected
+        later = method.get("new_clients") or {}
+        new = [number(_mean(later.get(key, []))) for key in ("start", "adapted")] * joined
         time = number(method.get("seconds_per_round"), ".3g")
-        rows.append([name, *shown, *last, *beside, str(method["best_round"]), time, *rejected])
+        rows.append([name, *shown, *last, *beside, *new, str(method["best_round"]), time, *rejected])
     between = ["last rounds (%)"] * scored + ["paper (%)", "ours - paper"] * paper
+    between += ["new clients (%)", "adapted (%)"] * joined
     head = ["method", "BMTA (%)", "final (%)", *between, "best round", "s / round", *["rejected"] * some_rejected]
     return Cells(head, rows, [*methods, best(methods)].index(best(methods)))
 
@@ -79,8 +83,8 @@ def _p_value(tests: Mapping[str, Mapping[str, float | None]], a: str, b: str) ->
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = float(np.mean(np.asarray(values, np.float64)))
-    return found if np.isfinite(found) else None
+    found = np.asarray(values, np.float64)
+    return float(found.mean()) if found.size and np.isfinite(found).all() else None
 
 
 def p_text(p: float | None) -> str:

@@ -31,7 +31,10 @@ with contextlib.suppress(ImportError):  # Windows has none
 console = Console()
 
 # Where a run writes and how it is spread over a machine do not change what it computes.
-NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload", "dry_run")
+NOT_SETTINGS = (
+    "out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload", "dry_run",
+    "keep_checkpoints", "save_models",
+)  # fmt: skip
 
 
 def settings_of(options: Any) -> dict[str, Any]:
@@ -40,12 +43,15 @@ def settings_of(options: Any) -> dict[str, Any]:
 
 
 def default_folder(experiment: str, options: Any) -> Path:
-    """`results/practical-mnist`, followed by every setting that is not its default."""
+    """`results/practical-mnist`, followed by every setting that is not its default.
+
+    Except `rounds`: with more of them, a run goes on in its folder.
+    """
     plain = type(options)()
     changed = [
         f"{name}={'-'.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
         for name, value in vars(options).items()
-        if name not in (*NOT_SETTINGS, "dataset") and value != getattr(plain, name)
+        if name not in (*NOT_SETTINGS, "dataset", "rounds") and value != getattr(plain, name)
     ]
     return Path("results") / "-".join([experiment, options.dataset, *changed])
 
@@ -66,14 +72,14 @@ def percent(share: float) -> str:
 
 
 def results_in(folder: Path, mine: Mapping[str, Any]) -> Results | None:
-    """The results of this run that the folder holds; None if it holds none.
+    """The results of this run that the folder holds, perhaps of fewer rounds; None if it holds none.
 
     Args:
         folder: need not exist.
         mine: the experiment's name and settings.
 
     Raises:
-        ValueError: the folder is a file, or holds the results of another run.
+        ValueError: the folder is a file, or holds the results of another run, or of more rounds.
     """
     file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
     if file is not None:
@@ -83,10 +89,17 @@ def results_in(folder: Path, mine: Mapping[str, Any]) -> Results | None:
         return None
     found = result_files.load(path)
     theirs = {"experiment": found["experiment"], **found["settings"]}
+    theirs |= {"rounds": mine.get("rounds")} if fewer_rounds(found, mine) else {}
     other = [f"{k}: {theirs.get(k)!r} there, {mine.get(k)!r} now" for k in mine if theirs.get(k) != mine.get(k)]
     if other:
         raise ValueError(f"--out {folder} holds another run ({'; '.join(other)}); give another folder, or remove it")
     return found
+
+
+def fewer_rounds(found: Results, mine: Mapping[str, Any]) -> bool:
+    """Whether a run with the settings `mine` is to go on from where these results end."""
+    there, now = found["rounds"], mine.get("rounds")
+    return isinstance(there, int) and isinstance(now, int) and there < now
 
 
 def claim(
@@ -101,7 +114,8 @@ def claim(
         inside: names that a run leaves in the folder before it has results.
 
     Returns:
-        The results that the folder holds; None if it holds none.
+        The results that the folder holds; None if it holds none. Those of fewer rounds are renamed, such as to
+        `results-20-rounds.json`, and do not count.
 
     Raises:
         OSError: the folder cannot be written.
@@ -123,6 +137,9 @@ def claim(
     if not begun and folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--out {folder} holds other files; give an empty or new folder")
     wait_for_all(f"checked {folder}")  # before the first of several processes writes there
+    if found is not None and fewer_rounds(found, mine):
+        set_aside(folder, found["rounds"])
+        return None
     return found
 
 
@@ -165,6 +182,33 @@ def remove(folder: Path) -> None:
     if jax.process_index() == 0:
         shutil.rmtree(folder, ignore_errors=True)
     wait_for_all(f"after removing {folder}")
+
+
+def rounds_done(checkpoints: Path) -> int:
+    """Rounds of the newest checkpoint in a folder, which need not exist; 0 if there is none."""
+    found = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return max((int(path.name) for path in found if path.name.isdigit()), default=0)
+
+
+def set_aside(folder: Path, rounds: int) -> None:
+    """Rename the results and models of fewer rounds, so that those of more rounds can take their place."""
+    if jax.process_index() > 0:
+        return
+    (folder / "results.json").replace(folder / f"results-{rounds}-rounds.json")
+    if (folder / "models").is_dir():
+        (folder / "models").replace(folder / f"models-{rounds}-rounds")
+    text = f"The results of {rounds} rounds stay in {folder / f'results-{rounds}-rounds.json'}."
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def newest_only(checkpoints: Path) -> None:
+    """Remove all checkpoints of a folder but the newest; the first of several processes does it, as in `remove`."""
+    wait_for_all(f"before thinning out {checkpoints}")
+    if jax.process_index() == 0:
+        newest = str(rounds_done(checkpoints))
+        for path in checkpoints.iterdir():
+            if path.name.isdigit() and path.name != newest:
+                shutil.rmtree(path)
 
 
 def wait_for_all(place: str) -> None:

@@ -15,8 +15,9 @@ from fedamp_jax.experiments.schema import MethodResults, RunResults, plain, titl
 
 _METHODS = """BMTA: best mean test accuracy, the highest mean over clients in any evaluated round. final: the mean in
     the last round. s / round: seconds per round. rejected: number of clients that kept their previous model in some
-    round because their update was not finite. ±: standard deviation over seeds; for the last rounds, PFLEGO's score,
-    the 95% confidence interval over clients."""
+    round because their update was not finite. new clients: mean accuracy of clients that did not train, of the models
+    that they get when they join; adapted: after local training of these. ±: standard deviation over seeds; for the last
+    rounds, PFLEGO's score, the 95% confidence interval over clients."""
 _TESTS = """Columns with a reference method: the points by which the row's mean accuracy is above the reference's in the
     last round, and the two-sided p of the Wilcoxon signed-rank test over the clients' accuracies in the same round,
     corrected for the number of comparisons by Holm's method. Click on the name of a column to sort by it."""
@@ -95,9 +96,12 @@ def _methods(page: Page, results: RunResults) -> None:
     page.text(_METHODS, "note")
     if results.get("wilcoxon") and len(methods) > 1:
         page.text(_TESTS + limit * (least >= 1e-4), "note")
+    ids = {str(row): client for row, client in enumerate(_ids(results))}
     for name, method in methods.items():
         counts = sorted((method.get("rejected") or {}).items(), key=lambda item: (len(str(item[0])), str(item[0])))
-        clients = ", ".join(f"client {client} ({count} round{'s' * (count != 1)})" for client, count in counts)
+        clients = ", ".join(
+            f"client {ids.get(str(client), client)} ({count} round{'s' * (count != 1)})" for client, count in counts
+        )
         if counts:
             page.text(f"Rejected in {name}: {clients}.")
 
@@ -146,10 +150,15 @@ def _attention(page: Page, results: RunResults) -> None:
     )
 
 
+def _ids(results: RunResults) -> Sequence[int]:
+    """What the clients are called."""
+    return results.get("ids") or range(results["clients"])
+
+
 def _clients(page: Page, results: RunResults) -> None:
     """A row per client."""
     methods, groups, examples = results["methods"], results.get("groups"), results.get("examples")
-    columns: dict[str, list[str]] = {"client": [str(i) for i in range(results["clients"])]}
+    columns: dict[str, list[str]] = {"client": list(map(str, _ids(results)))}
     columns |= {"group": list(map(str, groups))} if groups else {}
     columns |= {"examples": list(map(str, examples))} if examples else {}
     for name, method in methods.items():

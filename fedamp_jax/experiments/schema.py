@@ -36,6 +36,18 @@ class AttentionHistory(TypedDict):
     distances: list[list[float]] | None
 
 
+class NewClients(TypedDict):
+    """Clients that did not train, and the test accuracy of the models that they got afterwards, in percent.
+
+    Keys: clients: `[K]`, their ids. start: `[K]`, of the model that the method has for a client that joins. adapted:
+    `[K]`, after local training of that model for as many epochs as in a round.
+    """
+
+    clients: list[int]
+    start: list[float | None]
+    adapted: list[float | None]
+
+
 class MethodNumbers(TypedDict):
     """What every method's entry has, but for PFLEGO's score.
 
@@ -45,7 +57,8 @@ class MethodNumbers(TypedDict):
     first_round_seconds: of the first round of each start, which compiles. seconds_per_round: of the other rounds; None
     if there are none. rejected: how many updates of a client were rejected, by client. paper: the paper's accuracy.
     in_group_weight, ari: `[R]`, how far attention has found the groups. xi: `[M, M]`, the last round's collaboration
-    weights. attention: those of earlier rounds, too. settings: of this method alone. With several seeds, standard
+    weights. attention: those of earlier rounds, too. settings: of this method alone. new_clients: those that joined
+    after training. With several seeds, standard
     deviations over them: bmta_std, final_std, and `[R]` mean_accuracy_std, loss_std, in_group_weight_std, ari_std;
     best_rounds: of each seed.
     """
@@ -68,6 +81,7 @@ class MethodNumbers(TypedDict):
     xi: NotRequired[list[list[float]] | None]
     attention: NotRequired[AttentionHistory | None]
     settings: NotRequired[dict[str, Any]]
+    new_clients: NotRequired[NewClients | None]
     bmta_std: NotRequired[float]
     final_std: NotRequired[float]
     best_rounds: NotRequired[list[int]]
@@ -114,9 +128,9 @@ class Head(TypedDict):
 class RunResults(Head):
     """The results of one run, or of several seeds of it.
 
-    Keys: methods: by name. clients: their number. examples: `[M]`, each client's number of training examples.
-    groups: `[M]`, each client's group, if the data has groups. chance_in_group_weight: the in-group weight if all
-    weights are equal.
+    Keys: methods: by name. clients: their number. ids: `[M]`, of the clients, in the order of all lists.
+    examples: `[M]`, each client's number of training examples. groups: `[M]`, each client's group, if the data has
+    groups. chance_in_group_weight: the in-group weight if all weights are equal.
     """
 
     methods: dict[str, MethodResults]
@@ -124,6 +138,7 @@ class RunResults(Head):
     groups: list[int] | None
     chance_in_group_weight: float | None
     wilcoxon: PValues
+    ids: NotRequired[list[int] | None]
     examples: NotRequired[list[int] | None]
 
 

@@ -3,19 +3,25 @@
 import dataclasses
 import difflib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 import numpy as np
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Checkpoint, Participation, Task, metrics
+from fedamp_jax import Algorithm, Checkpoint, Participation, Placement, Task, metrics
 from fedamp_jax.algorithms.registry import PAPER_METHODS
 from fedamp_jax.data import Federation
 from fedamp_jax.driver.ahead import compiled_ahead
+from fedamp_jax.driver.evaluation import personal_models
 from fedamp_jax.experiments import attention_history, devices, forecast, report, run_folder
+from fedamp_jax.experiments.newcomers import Newcomers, last_key
 from fedamp_jax.experiments.schema import LastRounds, MethodResults, PValues, RunResults
+
+_SMALL = 2**30
+"""Bytes: the last checkpoints of finished methods stay if they take no more together."""
 
 
 def chosen(methods: tuple[str, ...], available: Mapping[str, Algorithm]) -> list[str]:
@@ -94,6 +100,37 @@ def observer(groups: np.ndarray | None) -> Callable[[fedamp_jax.Info], dict[str,
     return observe
 
 
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What the methods of a run have in common.
+
+    Attributes:
+        experiment: its name.
+        options: of any experiment.
+        folder: where to write.
+        federation: the clients.
+        task: the model.
+        placement: where the clients live.
+        score_rounds: how many of the last rounds are evaluated, whatever `options.evaluate_every` says; None: the last.
+    """
+
+    experiment: str
+    options: Any
+    folder: Path
+    federation: Federation
+    task: Task
+    placement: Placement
+    score_rounds: int | None = None
+
+    def checkpoints(self, name: str) -> Path:
+        """The folder of a method's checkpoints."""
+        return self.folder / "checkpoints" / name
+
+    def models(self, name: str) -> Path:
+        """The file of a method's personal models."""
+        return self.folder / "models" / f"{name}.npz"
+
+
 def train_methods(
     experiment: str,
     options: Any,
@@ -105,6 +142,7 @@ def train_methods(
     *,
     score_rounds: int | None = None,
     sigmas: Mapping[str, float] | None = None,
+    newcomers: Newcomers | None = None,
 ) -> RunResults:
     """Train every chosen method, writing `results.json` after each one.
 
@@ -118,6 +156,7 @@ def train_methods(
         paper: the paper's accuracy by method.
         score_rounds: also report `last_rounds` over this many rounds, each of which is evaluated.
         sigmas: the scale of squared distances by method, for those whose weights follow from it.
+        newcomers: clients that do not train, and get a personal model afterwards.
 
     Returns:
         The results, with all methods that the folder holds now.
@@ -125,47 +164,68 @@ def train_methods(
     devices.configure(options.precision, getattr(options, "dtype", "float32"))
     names = chosen(options.methods, algorithms)
     participation(options, len(federation.train.size))
-    done = run_folder.open_folder(folder, options, experiment)
-    groups = None if federation.groups is None else federation.groups[np.argsort(federation.train.id)]
-    results: RunResults = {
-        **run_folder.describe_run(experiment, options),
-        "clients": len(federation.train.size),
-        "examples": np.asarray(federation.train.size)[np.argsort(federation.train.id)].tolist(),
+    placement = devices.placement_for(options)
+    training = Training(experiment, options, folder, federation, task, placement, score_rounds)
+    entries = run_folder.open_folder(folder, options, experiment)
+    results = _without_methods(training)
+    kept = [name for name in algorithms if name in names or name in entries]
+    lacking = [name for name in kept if options.save_models and not training.models(name).exists()]
+    wanted = {name: algorithms[name] for name in kept if name not in entries or name in lacking}
+    left = {name: options.rounds - run_folder.rounds_done(training.checkpoints(name)) for name in wanted}
+    if text := forecast.at_least(task, federation.train, placement, options, left):
+        run_folder.console.print(text, highlight=False, soft_wrap=True)
+    keep = _keeps_checkpoints(training, [algorithms[name] for name in kept])
+    began = time.monotonic()
+    with compiled_ahead(task, wanted, federation.train, federation.test, placement) as waited_for:
+        for number, (name, algorithm) in enumerate(wanted.items(), 1):
+            waited, sigma = waited_for(name), (sigmas or {}).get(name)
+            label = f"{name} {number}/{len(wanted)}" if len(wanted) > 1 else name
+            result = train_one(training, name, algorithm, label, by_distance=sigma is not None)
+            result.seconds, result.first_seconds = result.seconds + waited, result.first_seconds + waited
+            if options.save_models:
+                save_models(training, name, algorithm, result)
+            ordered = by_id(result, np.asarray(federation.train.id))
+            entries[name] = method_results(ordered, paper.get(name), sigma)
+            if score_rounds:
+                entries[name]["last_rounds"] = last_rounds(100.0 * ordered.accuracy, score_rounds)
+            if newcomers:
+                entries[name]["new_clients"] = newcomers.judge(name, task, federation.train, placement, options, result)
+            results["methods"] = {name: entries[name] for name in kept if name in entries}
+            report.write_json(results, folder / "results.json")
+            (run_folder.newest_only if keep else run_folder.remove)(training.checkpoints(name))
+            left = (time.monotonic() - began) / number * (len(wanted) - number)
+            if left > 60:
+                text = f"{number} of {len(wanted)} methods done, about {forecast.readable(left)} left"
+                run_folder.console.print(text, highlight=False)
+    results["methods"] = {name: entries[name] for name in kept}
+    results["wilcoxon"] = p_values(results["methods"])
+    return results
+
+
+def _without_methods(training: Training) -> RunResults:
+    """The head of the results; groups and sizes in the order of the clients' ids."""
+    train, _, groups = training.federation
+    order = np.argsort(train.id)
+    groups = None if groups is None else groups[order]
+    return {
+        **run_folder.describe_run(training.experiment, training.options),
+        "clients": len(train.size),
+        "ids": np.sort(train.id).tolist(),
+        "examples": np.asarray(train.size)[order].tolist(),
         "groups": None if groups is None else groups.tolist(),
         "chance_in_group_weight": None if groups is None else metrics.chance_in_group_weight(groups),
         "methods": {},
         "wilcoxon": {},
     }
-    kept = [name for name in algorithms if name in names or name in done]
-    wanted = {name: algorithms[name] for name in kept if name not in done}
-    placement = devices.placement_for(options)
-    if wanted and (text := forecast.at_least(task, federation.train, placement, options, list(wanted))):
-        run_folder.console.print(text, highlight=False, soft_wrap=True)
-    began = time.monotonic()
-    with compiled_ahead(task, wanted, federation.train, federation.test, placement) as waited_for:
-        for name in kept:
-            if name in done:
-                results["methods"][name] = done[name]
-                continue
-            checkpoints, waited, number = folder / "checkpoints" / name, waited_for(name), list(wanted).index(name) + 1
-            label = f"{name} {number}/{len(wanted)}" if len(wanted) > 1 else name
-            sigma = (sigmas or {}).get(name)
-            result = train_one(
-                experiment, name, options, checkpoints, federation, task, algorithms[name], score_rounds, label, sigma
-            )
-            result.seconds, result.first_seconds = result.seconds + waited, result.first_seconds + waited
-            results["methods"][name] = method_results(result, paper.get(name), sigma)
-            if score_rounds:
-                results["methods"][name]["last_rounds"] = last_rounds(100.0 * result.accuracy, score_rounds)
-            report.write_json(results, folder / "results.json")
-            run_folder.remove(checkpoints)
-            left = (time.monotonic() - began) / number * (len(wanted) - number)
-            if left > 60:
-                text = f"{number} of {len(wanted)} methods done, about {forecast.readable(left)} left"
-                run_folder.console.print(text, highlight=False)
-    results["wilcoxon"] = p_values(results["methods"])
-    run_folder.remove(folder / "checkpoints")
-    return results
+
+
+def _keeps_checkpoints(training: Training, algorithms: Sequence[Algorithm]) -> bool:
+    """Whether the last checkpoints of finished methods stay: if --keep-checkpoints says so, or if they are small."""
+    if training.options.keep_checkpoints != "auto":
+        return training.options.keep_checkpoints == "always"
+    key, train = jax.random.key(0), training.federation.train
+    leaves = jax.tree.leaves([jax.eval_shape(one.init, key, train) for one in algorithms])
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) <= _SMALL
 
 
 def p_values(methods: Mapping[str, MethodResults]) -> PValues:
@@ -175,41 +235,66 @@ def p_values(methods: Mapping[str, MethodResults]) -> PValues:
 
 
 def train_one(
-    experiment: str,
-    name: str,
-    options: Any,
-    checkpoints: Path,
-    federation: Federation,
-    task: Task,
-    algorithm: Algorithm,
-    score_rounds: int | None,
-    label: str,
-    sigma: float | None = None,
+    training: Training, name: str, algorithm: Algorithm, label: str, *, by_distance: bool = False
 ) -> fedamp_jax.Run:
-    """Train one method, from its last checkpoint if there is one; arguments as in `train_methods`.
+    """Train one method, from its last checkpoint if there is one.
 
-    `label` is what the progress is called, `sigma` the method's own, if it has one.
+    Args:
+        training: what all methods have in common.
+        name: of the method.
+        algorithm: the method.
+        label: what the progress is called.
+        by_distance: whether its weights follow from squared distances, which are then kept.
+
+    Returns:
+        The `Run`, with clients in the order of `training.federation`.
+
+    Raises:
+        ValueError: the checkpoint has seen more rounds than there are to be.
     """
+    options, federation = training.options, training.federation
     legs = [(options.rounds, options.evaluate_every)]
-    if score_rounds and options.rounds > score_rounds:
+    if training.score_rounds and options.rounds > training.score_rounds:
         # Each of the last rounds is evaluated: they are a second run, which resumes from the first one's checkpoint.
-        legs = [(options.rounds - score_rounds, options.evaluate_every), (options.rounds, 1)]
-    placement = devices.placement_for(options)
+        legs = [(options.rounds - training.score_rounds, options.evaluate_every), (options.rounds, 1)]
     if options.devices is not None or options.offload:
-        devices.print_estimate(algorithm, federation.train, placement)
-    fingerprint = {"experiment": experiment, "method": name, **run_folder.settings_of(options)}
-    clients = len(federation.train.size)
-    snapshots = attention_history.snapshots(options.rounds, options.evaluate_every, clients, sigma is not None)
+        devices.print_estimate(algorithm, federation.train, training.placement)
+    # With more rounds, the same run goes on.
+    settings = {key: value for key, value in run_folder.settings_of(options).items() if key != "rounds"}
+    fingerprint = {"experiment": training.experiment, "method": name, **settings}
+    clients, folder = len(federation.train.size), training.checkpoints(name)
+    if (done := run_folder.rounds_done(folder)) > options.rounds:
+        raise ValueError(f"{folder} has {done} rounds, more than --rounds {options.rounds}: give another --out folder")
+    snapshots = attention_history.snapshots(options.rounds, options.evaluate_every, clients, by_distance)
     result = None
     for rounds, every in legs:
         result = fedamp_jax.run(
-            task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
+            training.task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
             participation=participation(options, clients), evaluate_every=every,
-            observe=observer(federation.groups), snapshots=snapshots, progress=label, placement=placement,
-            checkpoint=Checkpoint(checkpoints, options.checkpoint_every, fingerprint),
+            observe=observer(federation.groups), snapshots=snapshots, progress=label, placement=training.placement,
+            checkpoint=Checkpoint(folder, options.checkpoint_every, fingerprint),
         )  # fmt: skip
     assert result is not None
-    return by_id(result, np.asarray(federation.train.id))
+    return result
+
+
+def save_models(training: Training, name: str, algorithm: Algorithm, result: fedamp_jax.Run) -> None:
+    """Save the models that the last evaluation judged, by the clients' ids."""
+    options, train = training.options, training.placement.place(training.federation.train)
+    models = personal_models(algorithm, last_key(options.seed, result), result.state, train)
+    ids = np.asarray(training.federation.train.id)
+    about = {
+        "experiment": training.experiment,
+        "method": name,
+        "rounds": result.rounds[-1],
+        "accuracy": {str(i): float(a) for i, a in zip(ids, result.accuracy[-1], strict=True)},
+        "classes": int(train.classes.max()),
+        "shape": list(train.x.shape[2:]),
+        "settings": run_folder.settings_of(options),
+    }
+    if jax.process_index() == 0:
+        training.models(name).parent.mkdir(parents=True, exist_ok=True)
+        fedamp_jax.save(training.models(name), training.task, models, names=ids.tolist(), about=about)
 
 
 def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:
