@@ -175,6 +175,23 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
     assert seen[0] == {} and seen[1]["FedAMP"] == 97.59
 
 
+def test_the_width_of_resnet18():
+    """It reaches the model, keeps a run out of the paper's tables, and is refused for other models.
+
+    Failed with the default's widths, and with a run of 16 channels beside the paper's numbers.
+    """
+    finish = lambda **own: fedamp_paper.finish(fedamp_paper.Options(dataset="cifar100", **own), "practical")  # noqa: E731
+    narrow, plain, quick = finish(width=16), finish(), finish(quick=True)
+    federation = fedamp_jax.data.Federation(*[fedamp_jax.data.from_lists([np.zeros((2, 8, 8, 3))], [[0, 4]])] * 2, None)
+    shapes = jax.eval_shape(fedamp_paper.make_task(narrow, federation).init, jax.random.key(0)).params
+    widths = {leaf.shape[-1] for leaf in jax.tree.leaves(shapes) if leaf.ndim == 4}
+    assert widths == {16, 32, 64, 128} and quick.width == fedamp_paper.QUICK_WIDTH
+    assert paper_values.as_in_tables(vars(plain)) and not paper_values.as_in_tables(vars(narrow))
+    assert not paper_values.as_in_tables(vars(finish(holdout_clients=3)))
+    with pytest.raises(ValueError, match="--width is for --model resnet18, not for cnn"):
+        finish(width=16, model="cnn")
+
+
 def test_options_of_local_training():
     """They reach the solver, and a run with them is not in the paper's tables.
 

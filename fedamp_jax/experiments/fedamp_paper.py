@@ -22,6 +22,8 @@ from fedamp_jax.experiments.train import train_methods
 
 QUICK_METHODS = ("Separate", "FedAvg", "FedAMP", "HeurFedAMP")
 """What --quick trains unless --methods names others."""
+QUICK_WIDTH = 8
+"""Channels of resnet18's first stage with --quick."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +36,13 @@ class Options(command_line.Options):
     """auto: mlp for digits, cnn for 28x28 images, resnet18 for CIFAR."""
     norm: Literal["batch", "group"] = "batch"
     """Normalization layers of resnet18."""
+    width: int = 64
+    """Channels of resnet18's first stage; each of the next three has twice as many."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the layers' arithmetic; parameters, optimizer, statistics, sums and the loss stay float32."""
     quick: bool = False
-    """A short trial: 3 rounds, 2 epochs, 8 clients of 40 examples, four methods unless --methods names others."""
+    """A short trial: 3 rounds, 2 epochs, 8 clients of 40 examples, four methods unless --methods names others, and
+    resnet18 with few channels."""
     methods: tuple[str, ...] = ("all",)
     """Methods to train: names as in the tables (FedAMP FedAvg-FT ...), all, or paper (the nine of the FedAMP paper)."""
     rounds: int | None = None
@@ -110,8 +115,14 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
     model = options.model
     if model == "auto":
         model = {"digits": "mlp", "cifar10": "resnet18", "cifar100": "resnet18"}.get(options.dataset, "cnn")
+    width = options.width
+    check_integer("--width", width, low=1)
+    if model != "resnet18" and width != Options.width:
+        raise ValueError(f"--width is for --model resnet18, not for {model}")
+    if options.quick and model == "resnet18":
+        width = min(width, QUICK_WIDTH)
     options = dataclasses.replace(
-        options, rounds=rounds, epochs=epochs, epochs_range=epochs_range, model=model,
+        options, rounds=rounds, epochs=epochs, epochs_range=epochs_range, model=model, width=width,
         sigma=options.sigma or paper_values.sigma(setting, options.dataset, "FedAMP"),
         heur_sigma=options.heur_sigma or paper_values.sigma(setting, options.dataset, "HeurFedAMP"),
     )  # fmt: skip
@@ -127,7 +138,8 @@ def load(options: Options, setting: str) -> Federation:
     if options.quick:
         some = fedamp_jax.data.small(clients)
         m, everybody, most = len(some.train.size), len(clients.train.size), int(some.train.size.max())
-        text = f"--quick: {m} of {everybody} clients, at most {most} examples of each; accuracies say little"
+        narrow = f", --width {options.width}" * (options.model == "resnet18")
+        text = f"--quick: {m} of {everybody} clients, at most {most} examples of each{narrow}; accuracies say little"
         run_folder.console.print(text, highlight=False, soft_wrap=True)
         clients = some
     return fedamp_jax.data.balanced(clients)
@@ -141,7 +153,8 @@ def make_task(options: Options, federation: Federation) -> Task:
         return fedamp_jax.models.mlp(classes, **settings)
     if options.model == "cnn":
         return fedamp_jax.models.cnn(classes, **settings)
-    return fedamp_jax.models.resnet18(classes, norm=options.norm, **settings)
+    widths = tuple(options.width << stage for stage in range(4))
+    return fedamp_jax.models.resnet18(classes, norm=options.norm, widths=widths, **settings)
 
 
 def make_solver(options: Options) -> Solver:

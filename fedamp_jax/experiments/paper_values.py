@@ -165,7 +165,8 @@ def sigma(setting: str, dataset: str, method: str) -> float | Literal["auto"]:
 
 def as_in_tables(own: Mapping[str, Any]) -> bool:
     """Whether settings are those of Tables 1 to 3: all clients in every round, with the paper's local steps."""
-    return _usual(own, LOCAL_STEPS) and own["participation"] == 1 and own.get("epochs_range") is None
+    everybody = own["participation"] == 1 and not own.get("holdout_clients")
+    return everybody and _usual(own, LOCAL_STEPS) and own.get("epochs_range") is None and own.get("width", 64) == 64
 
 
 def as_in_pflego_tables(own: Mapping[str, Any]) -> bool:
