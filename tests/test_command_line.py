@@ -265,6 +265,7 @@ def test_sigma_auto_and_dtype_reach_the_methods(tmp_path, monkeypatch):
     command(monkeypatch, practical, *short, "auto", "--dtype", "bfloat16", "--out", tmp_path / "b")
     auto, half = (read(tmp_path / name)["methods"]["FedAMP"] for name in "ab")
     assert np.allclose(np.diag(auto["xi"]), 1 / 9) and auto["loss"] != half["loss"]
+    assert len(auto["attention"]["distances"][0]) == 190  # of 20 clients, although they have no sigma in common
     assert np.allclose(auto["loss"], half["loss"], rtol=0.02)
     command(monkeypatch, practical, "--from", tmp_path / "a" / "results.json", "--out", tmp_path / "c")
     assert read(tmp_path / "c")["methods"]["FedAMP"]["loss"] == auto["loss"]

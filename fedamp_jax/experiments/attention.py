@@ -212,8 +212,7 @@ def execute(options: Options, folder: Path) -> RunResults:
         federation = federation._replace(train=train, test=validation)
     task = fedamp_paper.make_task(options, federation)
     algorithms = make_algorithms(options, federation, task)
-    assert options.sigma is not None  # `finish` has set it
-    sigmas = {"FedAMP": options.sigma}
+    sigmas = {"FedAMP": options.sigma, **dict.fromkeys(name for name in algorithms if name.startswith(("perplexity", "auto")))}
     results = train_methods("attention", options, folder, federation, task, algorithms, {}, sigmas=sigmas)
     run_folder.write_files(results, folder)
     return results

@@ -252,9 +252,8 @@ def execute(experiment: str, setting: str, options: Options, folder: Path) -> Ru
     paper = {}
     if paper_values.as_in_tables(vars(options)):
         paper = {n: v for (s, d, n), v in paper_values.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
-    # A perplexity has a scale for each client, and none to mark.
-    sigma = options.sigma
-    sigmas = {} if sigma is None or isinstance(sigma, str) else {"FedAMP": sigma}
+    # A perplexity has a scale for each client.
+    sigmas = {"FedAMP": None if isinstance(options.sigma, str) else options.sigma}
     results = train_methods(
         experiment, options, folder, federation, task, algorithms, paper, sigmas=sigmas, newcomers=later
     )  # fmt: skip

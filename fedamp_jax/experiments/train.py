@@ -141,7 +141,7 @@ def train_methods(
     paper: Mapping[str, float],
     *,
     score_rounds: int | None = None,
-    sigmas: Mapping[str, float] | None = None,
+    sigmas: Mapping[str, float | None] | None = None,
     newcomers: Newcomers | None = None,
 ) -> RunResults:
     """Train every chosen method, writing `results.json` after each one.
@@ -155,7 +155,8 @@ def train_methods(
         algorithms: every method by name, in the order of the tables.
         paper: the paper's accuracy by method.
         score_rounds: also report `last_rounds` over this many rounds, each of which is evaluated.
-        sigmas: the scale of squared distances by method, for those whose weights follow from it.
+        sigmas: the methods whose weights follow from squared distances, which are then kept, and the scale of these;
+            None if there is not one for all clients.
         newcomers: clients that do not train, and get a personal model afterwards.
 
     Returns:
@@ -180,7 +181,7 @@ def train_methods(
         for number, (name, algorithm) in enumerate(wanted.items(), 1):
             waited, sigma = waited_for(name), (sigmas or {}).get(name)
             label = f"{name} {number}/{len(wanted)}" if len(wanted) > 1 else name
-            result = train_one(training, name, algorithm, label, by_distance=sigma is not None)
+            result = train_one(training, name, algorithm, label, by_distance=name in (sigmas or {}))
             result.seconds, result.first_seconds = result.seconds + waited, result.first_seconds + waited
             if options.save_models:
                 save_models(training, name, algorithm, result)
