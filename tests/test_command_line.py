@@ -1,7 +1,9 @@
 """The command lines: `--from results.json` repeats an earlier run, options without meaning, small runs."""
 
 import dataclasses
+import errno
 import json
+import os
 import sys
 
 import jax
@@ -255,6 +257,14 @@ def test_balanced_shards_are_refused(monkeypatch):
     options = parsed(monkeypatch, dirichlet.Command, "dirichlet", "--split", "shards", "--balanced")
     with pytest.raises(ValueError, match="--balanced is for --split dirichlet, not for shards"):
         dirichlet.setting_of(options)
+
+
+def test_a_full_disk(capsys):
+    """The message says what to do. Failed with the bare errno."""
+    with pytest.raises(SystemExit), command_line.readable_errors():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "results/a")
+    said = capsys.readouterr().err
+    assert "No space left on device: 'results/a': make room, and run the same command with --resume" in said
 
 
 def test_sigma_auto_and_dtype_reach_the_methods(tmp_path, monkeypatch):

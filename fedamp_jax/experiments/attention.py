@@ -212,7 +212,10 @@ def execute(options: Options, folder: Path) -> RunResults:
         federation = federation._replace(train=train, test=validation)
     task = fedamp_paper.make_task(options, federation)
     algorithms = make_algorithms(options, federation, task)
-    sigmas = {"FedAMP": options.sigma, **dict.fromkeys(name for name in algorithms if name.startswith(("perplexity", "auto")))}
+    sigmas = {
+        "FedAMP": options.sigma,
+        **dict.fromkeys(name for name in algorithms if name.startswith(("perplexity", "auto"))),
+    }
     results = train_methods("attention", options, folder, federation, task, algorithms, {}, sigmas=sigmas)
     run_folder.write_files(results, folder)
     return results

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import shlex
 import signal
 import sys
@@ -92,7 +93,9 @@ def readable_errors() -> Iterator[None]:
     except (ValueError, TypeError, OSError, MemoryError) as error:
         everywhere = isinstance(error, (ValueError, TypeError)) and jax.distributed.is_initialized()
         if not everywhere or jax.process_index() == 0:
-            text = f"[red]error:[/red] {escape(str(error))}"
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            way_out = ": make room, and run the same command with --resume" * full
+            text = f"[red]error:[/red] {escape(str(error))}{way_out}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(2)
 
