@@ -240,8 +240,10 @@ def test_hold_out_splits_each_client():
     assert not np.array_equal(other.x[0], held.x[0])
     with pytest.raises(ValueError, match="share must be between 0 and 1, got 1"):
         data.hold_out(whole, 1, seed=0)
-    with pytest.raises(ValueError, match="client 1 has 1 example: nothing can be held out"):
-        data.hold_out(data.from_lists(*clients(sizes=(3, 1))), 0.5, seed=0)
+    kept, held = data.hold_out(data.from_lists(*clients(sizes=(3, 1))), 0.5, seed=0)
+    assert kept.size.tolist() == [1, 1] and held.size.tolist() == [2, 0]
+    with pytest.raises(ValueError, match="no client has two examples: nothing can be held out"):
+        data.hold_out(data.from_lists(*clients(sizes=(1, 1))), 0.5, seed=0)
 
 
 def test_balanced_clients_are_equal_work_for_every_device():

@@ -470,14 +470,15 @@ def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
 
     Args:
         data: of all clients, not placed yet.
-        share: of each client's examples in the second part, between 0 and 1; rounded, and at least one in each part.
+        share: of each client's examples in the second part, between 0 and 1; rounded, and at least one in each part. A
+            client with a single example keeps it in the first part.
         seed: seed of the split.
 
     Returns:
-        Two `Data` of the same clients.
+        Two `Data` of the same clients. In the second, some may have no examples, and thus NaN in every metric.
 
     Raises:
-        ValueError: the share is not between 0 and 1, or a client has a single example.
+        ValueError: the share is not between 0 and 1, or no client has two examples.
 
     >>> from fedamp_jax import data
     >>> train, test, groups = data.federation("digits")
@@ -488,9 +489,9 @@ def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
     if not 0 < share < 1:
         raise ValueError(f"share must be between 0 and 1, got {share}")
     sizes = np.asarray(data.size)
-    for i in np.flatnonzero(sizes < 2):
-        raise ValueError(f"client {i} has {sizes[i]} example: nothing can be held out")
-    held = np.clip(np.round(share * sizes).astype(int), 1, sizes - 1)
+    if (sizes < 2).all():
+        raise ValueError("no client has two examples: nothing can be held out")
+    held = np.minimum(np.maximum(np.round(share * sizes).astype(int), 1), np.maximum(sizes - 1, 0))
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(n) for n in sizes]
     x, y = jax.tree.map(np.asarray, (data.x, data.y))
@@ -498,7 +499,7 @@ def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
     def part(rows: list[np.ndarray]) -> Data:
         made = from_lists([jax.tree.map(lambda a, i=i, r=r: a[i][r], x) for i, r in enumerate(rows)],
                           [y[i][r] for i, r in enumerate(rows)], classes=np.asarray(data.classes),
-                          keep_integers=True)  # fmt: skip
+                          keep_integers=True, allow_empty=True)  # fmt: skip
         return made._replace(id=data.id, online=data.online)
 
     kept = [order[h:] for order, h in zip(orders, held, strict=True)]
