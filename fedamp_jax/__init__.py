@@ -35,7 +35,7 @@ from fedamp_jax.clients import for_each_client, stream
 from fedamp_jax.driver.checkpoint import Checkpoint
 from fedamp_jax.driver.estimate import estimate
 from fedamp_jax.driver.evaluation import evaluate, predict
-from fedamp_jax.driver.history import Run, Snapshots
+from fedamp_jax.driver.history import Evaluation, Patience, Run, Snapshots
 from fedamp_jax.driver.join import join
 from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
@@ -63,7 +63,9 @@ __all__ = [
     "Variables",
     # Training and evaluating.
     "Checkpoint",
+    "Evaluation",
     "Participation",
+    "Patience",
     "Placement",
     "Run",
     "Snapshots",

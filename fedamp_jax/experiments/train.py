@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Checkpoint, Participation, Task, metrics
+from fedamp_jax import Algorithm, Checkpoint, Evaluation, Participation, Task, metrics
 from fedamp_jax.algorithms.registry import PAPER_METHODS
 from fedamp_jax.data import Federation
 from fedamp_jax.driver.ahead import compiled_ahead
@@ -82,13 +82,13 @@ def last_rounds(accuracy: np.ndarray, rounds: int) -> LastRounds:
     return {"mean": float(tail.mean()), "ci95": float(half.mean()), "rounds": len(tail)}
 
 
-def observer(groups: np.ndarray | None) -> Callable[[fedamp_jax.Info], dict[str, float]]:
+def observer(groups: np.ndarray | None) -> Callable[[Evaluation], dict[str, float]]:
     """A function that measures of a round's xi how far attention has found the groups."""
 
-    def observe(info: fedamp_jax.Info) -> dict[str, float]:
-        if info.xi is None or groups is None:
+    def observe(evaluation: Evaluation) -> dict[str, float]:
+        if evaluation.info.xi is None or groups is None:
             return {}
-        xi = np.asarray(info.xi)
+        xi = np.asarray(evaluation.info.xi)
         return {"in_group_weight": metrics.in_group_weight(xi, groups), "ari": metrics.group_recovery(xi, groups)}
 
     return observe
