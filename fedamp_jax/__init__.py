@@ -14,7 +14,7 @@
 (20,)
 """
 
-from fedamp_jax import algorithms, attention, data, metrics, models, placement, server, trees
+from fedamp_jax import algorithms, attention, data, metrics, models, placement, server, trees, writers
 from fedamp_jax._version import __version__
 from fedamp_jax.algorithms.apfl import apfl
 from fedamp_jax.algorithms.ditto import ditto
@@ -121,5 +121,6 @@ __all__ = [
     "placement",
     "server",
     "trees",
+    "writers",
     "__version__",
 ]

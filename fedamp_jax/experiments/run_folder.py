@@ -31,7 +31,18 @@ with contextlib.suppress(ImportError):  # Windows has none
 console = Console()
 
 # Where a run writes and how it is spread over a machine do not change what it computes.
-NOT_SETTINGS = ("out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload", "dry_run")
+NOT_SETTINGS = (
+    "out",
+    "resume",
+    "data_dir",
+    "chunk",
+    "checkpoint_every",
+    "methods",
+    "devices",
+    "offload",
+    "dry_run",
+    "log",
+)
 
 
 def settings_of(options: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,8 @@ from fedamp_jax import Algorithm, Checkpoint, Evaluation, Participation, Task, m
 from fedamp_jax.algorithms.registry import PAPER_METHODS
 from fedamp_jax.data import Federation
 from fedamp_jax.driver.ahead import compiled_ahead
-from fedamp_jax.experiments import attention_history, devices, forecast, report, run_folder
+from fedamp_jax.driver.history import Observer
+from fedamp_jax.experiments import attention_history, devices, forecast, live, report, run_folder
 from fedamp_jax.experiments.schema import LastRounds, MethodResults, PValues, RunResults
 
 
@@ -150,9 +151,11 @@ def train_methods(
             checkpoints, waited, number = folder / "checkpoints" / name, waited_for(name), list(wanted).index(name) + 1
             label = f"{name} {number}/{len(wanted)}" if len(wanted) > 1 else name
             sigma = (sigmas or {}).get(name)
-            result = train_one(
-                experiment, name, options, checkpoints, federation, task, algorithms[name], score_rounds, label, sigma
-            )
+            with live.writers_for(options, folder, name) as watching:
+                result = train_one(
+                    experiment, name, options, checkpoints, federation, task, algorithms[name], score_rounds, label,
+                    sigma, watching,
+                )  # fmt: skip
             result.seconds, result.first_seconds = result.seconds + waited, result.first_seconds + waited
             results["methods"][name] = method_results(result, paper.get(name), sigma)
             if score_rounds:
@@ -185,10 +188,11 @@ def train_one(
     score_rounds: int | None,
     label: str,
     sigma: float | None = None,
+    watching: Sequence[Observer] = (),
 ) -> fedamp_jax.Run:
     """Train one method, from its last checkpoint if there is one; arguments as in `train_methods`.
 
-    `label` is what the progress is called, `sigma` the method's own, if it has one.
+    `label` is what the progress is called, `sigma` the method's own, if it has one; `watching` see each evaluation.
     """
     legs = [(options.rounds, options.evaluate_every)]
     if score_rounds and options.rounds > score_rounds:
@@ -205,7 +209,7 @@ def train_one(
         result = fedamp_jax.run(
             task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
             participation=participation(options, clients), evaluate_every=every,
-            observe=observer(federation.groups), snapshots=snapshots, progress=label, placement=placement,
+            observe=[observer(federation.groups), *watching], snapshots=snapshots, progress=label, placement=placement,
             checkpoint=Checkpoint(checkpoints, options.checkpoint_every, fingerprint),
         )  # fmt: skip
     assert result is not None
