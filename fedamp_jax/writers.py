@@ -83,8 +83,8 @@ def csv(path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -
 def tensorboard(folder: str | os.PathLike[str]) -> Writer:
     """Write scalars for TensorBoard, which shows the folders below its `--logdir` as one run each.
 
-    A run that goes on from a checkpoint hides the rounds after it that the folder holds already. Needs tensorboardX:
-    `pip install 'fedamp_jax[tensorboard]'`.
+    They are in the file within two seconds. A run that goes on from a checkpoint hides the rounds after it that the
+    folder holds already. Needs tensorboardX: `pip install 'fedamp_jax[tensorboard]'`.
 
     Args:
         folder: made if needed; one for each run.
@@ -96,10 +96,11 @@ def tensorboard(folder: str | os.PathLike[str]) -> Writer:
 
     def write(seen: Evaluation) -> None:
         if not opened:
-            opened.append(module.SummaryWriter(os.fspath(folder), purge_step=seen.round))
+            # Named by the second in which it starts; without the round, a restart in the same one would overwrite it.
+            own = {"purge_step": seen.round, "filename_suffix": f".{seen.round}"}
+            opened.append(module.SummaryWriter(os.fspath(folder), flush_secs=1, **own))
         for name, value in seen.numbers().items():
             opened[0].add_scalar(name, value, seen.round)
-        opened[0].flush()
 
     def close() -> None:
         while opened:

@@ -4,6 +4,7 @@ import csv
 import functools
 import struct
 import sys
+import time
 
 import jax
 import numpy as np
@@ -129,10 +130,16 @@ def test_tensorboard(tmp_path):
     with writers.tensorboard(tmp_path / "logs") as log, pytest.raises(KeyboardInterrupt):
         run(observe=[log, Fails(3)])
     assert max(k for _, k in scalars(tmp_path / "logs")) == 3
-    there = []
+
+    def soon(evaluation):
+        """Another thread writes."""
+        began = time.monotonic()
+        while ("loss", evaluation.round) not in scalars(tmp_path / "logs"):
+            assert time.monotonic() < began + 20
+            time.sleep(0.1)
+
     with writers.tensorboard(tmp_path / "logs") as log:
-        result = run(observe=[log, lambda one: there.append(max(k for _, k in scalars(tmp_path / "logs")))])
-    assert there == [3, 4]
+        result = run(observe=[log, soon])
     found = scalars(tmp_path / "logs")
     assert set(found) == {(name, k) for name in ("accuracy", "loss") for k in (1, 2, 3, 4)}
     np.testing.assert_allclose([found["loss", k] for k in result.rounds], result.loss, rtol=1e-6)
