@@ -72,8 +72,8 @@ def link_to_repository(app, docname, source):
 
 PUBLIC_MODULES = (
     fedamp_jax, fedamp_jax.attention, fedamp_jax.data, fedamp_jax.metrics, fedamp_jax.models, fedamp_jax.placement,
-    fedamp_jax.server, fedamp_jax.trees, checks, clients, initial, minibatches, partition, penalties, registry, solver,
-    validation,
+    fedamp_jax.server, fedamp_jax.trees, fedamp_jax.writers, checks, clients, initial, minibatches, partition,
+    penalties, registry, solver, validation,
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@
 (20,)
 """
 
-from fedamp_jax import algorithms, attention, data, metrics, models, placement, server, trees
+from fedamp_jax import algorithms, attention, data, metrics, models, placement, server, trees, writers
 from fedamp_jax._version import __version__
 from fedamp_jax.algorithms.apfl import apfl
 from fedamp_jax.algorithms.ditto import ditto
@@ -35,7 +35,7 @@ from fedamp_jax.clients import for_each_client, stream
 from fedamp_jax.driver.checkpoint import Checkpoint
 from fedamp_jax.driver.estimate import estimate
 from fedamp_jax.driver.evaluation import evaluate, predict
-from fedamp_jax.driver.history import Run, Snapshots
+from fedamp_jax.driver.history import Evaluation, Patience, Run, Snapshots
 from fedamp_jax.driver.join import join
 from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
@@ -63,7 +63,9 @@ __all__ = [
     "Variables",
     # Training and evaluating.
     "Checkpoint",
+    "Evaluation",
     "Participation",
+    "Patience",
     "Placement",
     "Run",
     "Snapshots",
@@ -119,5 +121,6 @@ __all__ = [
     "placement",
     "server",
     "trees",
+    "writers",
     "__version__",
 ]

@@ -42,11 +42,13 @@ def main(out, rounds, dies):
     train, test = (place.from_owned(clients(seed, mine), CLIENTS) for seed in (0, 1))
     evaluations = []
 
-    def observe(info):
-        evaluations.append(info)
+    def observe(evaluation):
+        evaluations.append(evaluation.round)
         if len(evaluations) == dies and jax.process_index() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return {"largest": float(np.asarray(info.xi).max())}
+        models = jax.tree.leaves(evaluation.models())
+        assert all(isinstance(a, np.ndarray) and len(a) == CLIENTS and np.isfinite(a).all() for a in models)
+        return {"largest": float(np.asarray(evaluation.info.xi).max())}
 
     result = fedamp_jax.run(*method(), train, test, rounds=rounds, participation=MOST, progress=False, observe=observe,
                             checkpoint=Checkpoint(Path(out, "checkpoints"), every=1))  # fmt: skip

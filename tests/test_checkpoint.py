@@ -39,7 +39,7 @@ def train(folder, rounds, data=None, every=1, share=0.75, drop_rate=0.2, fingerp
     settings = {"sigma": 2.0} if fingerprint is None else fingerprint
     saving = None if folder is None else Checkpoint(folder, every, settings)
     return fedamp_jax.run(task, algorithm, data, data, rounds=rounds, evaluate_every=2, progress=False,
-                          observe=lambda info: {"own": float(info.xi[0, 0])}, checkpoint=saving,
+                          observe=lambda seen: {"own": float(seen.info.xi[0, 0])}, checkpoint=saving,
                           participation=Participation(share, drop_rate), **options)  # fmt: skip
 
 

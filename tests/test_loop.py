@@ -76,7 +76,7 @@ def test_evaluations_are_recorded_when_asked_for():
     """Every third round and the last. Failed without the last round."""
     task, algorithm = make(find("separate"))
     clients = federation()
-    seen = lambda info: {"online": float((info.epochs > 0).sum())}  # noqa: E731
+    seen = lambda one: {"online": float((one.info.epochs > 0).sum())}  # noqa: E731
     result = fedamp_jax.run(task, algorithm, clients, clients, rounds=7, evaluate_every=3, observe=seen, progress=False)
     assert result.rounds == [3, 6, 7] and result.accuracy.shape == (3, 8) and len(result.loss) == 3
     assert result.observed == {"online": [8.0, 8.0, 8.0]} and result.xi is None
@@ -239,7 +239,7 @@ def test_many_rounds_leave_nothing_behind(rounds, tmp_path):
     def on_event(event, duration, **_):
         compiled.extend([event] * event.endswith("backend_compile_duration"))
 
-    def observe(info):
+    def observe(evaluation):
         gc.collect()
         files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
         seen.append((resident(), len(jax.live_arrays()), files, threads, len(compiled)))

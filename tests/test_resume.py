@@ -47,7 +47,7 @@ def train(folder, rounds=ROUNDS, data=None, every=1, of=None):
     checkpoint = fedamp_jax.Checkpoint(folder, every, {"sigma": 2.0})
     return fedamp_jax.run(task, algorithm, data, data, rounds=rounds, evaluate_every=2, progress=False,
                           participation=fedamp_jax.Participation(0.75, 0.2), checkpoint=checkpoint,
-                          observe=lambda info: {"own": float(info.xi[0, 0])})  # fmt: skip
+                          observe=lambda seen: {"own": float(seen.info.xi[0, 0])})  # fmt: skip
 
 
 class GossipState(NamedTuple):

@@ -11,9 +11,10 @@ from jax.experimental import multihost_utils
 
 from fedamp_jax.checks import check_choice
 from fedamp_jax.contract import check_task, check_task_fits
-from fedamp_jax.driver.rounds import fitted
+from fedamp_jax.driver.rounds import check_not_donated, fitted
 from fedamp_jax.minibatches import take_batch
 from fedamp_jax.placement.jitted import Jitted
+from fedamp_jax.placement.placement import is_spread
 from fedamp_jax.trees import per_client
 from fedamp_jax.types import Algorithm, Array, Batch, Data, Task, Variables
 
@@ -167,21 +168,6 @@ def personal_scores(task: Task, algorithm: Algorithm, key: Array, state: Any, tr
     return train.placement.call(compiled_personal_scores, (task, algorithm.personalize), key, state, train, test)
 
 
-def personal_models(algorithm: Algorithm, key: Array, state: Any, train: Data) -> Variables:
-    """The models that `personal_scores` judges with the same arguments: `[M, ...]`, on the host."""
-    m, train = train.clients, fitted(algorithm, state, train, key)
-    models = train.placement.call(compiled_personal_models, (algorithm.personalize,), key, state, train)
-    if jax.process_count() > 1:
-        models = multihost_utils.process_allgather(models, tiled=True)
-    return jax.tree.map(lambda a: np.asarray(a)[:m], models)
-
-
-@functools.partial(Jitted, static_argnums=0)
-def compiled_personal_models(personalize: Callable[..., Variables], key: Array, state: Any, train: Data) -> Variables:
-    """The program of `personal_models`."""
-    return train.placement.program(personalize)(key, state, train)
-
-
 @functools.partial(Jitted, static_argnums=(0, 1))
 def compiled_personal_scores(
     task: Task, personalize: Callable[..., Variables], key: Array, state: Any, train: Data, test: Data
@@ -193,3 +179,26 @@ def compiled_personal_scores(
         return _scores(task, personalize(key, state, train), test)
 
     return place.replicate(place.program(scores)(key, state, train, test))
+
+
+def personal_models(algorithm: Algorithm, key: Array, state: Any, train: Data, m: int) -> Variables:
+    """The models of `algorithm.personalize`, `[m, ...]`, without padding clients.
+
+    Models that are spread over devices are gathered as NumPy arrays, by all processes.
+    """
+    check_not_donated(state)
+    train = fitted(algorithm, state, train, key)
+    models = train.placement.call(compiled_personal_models, (algorithm.personalize,), key, state, train)
+
+    def gathered(a: Any) -> Any:
+        if not is_spread(a):
+            return a
+        return (np.asarray(a) if a.is_fully_addressable else multihost_utils.process_allgather(a, tiled=True))[:m]
+
+    return jax.tree.map(gathered, models)
+
+
+@functools.partial(Jitted, static_argnums=0)
+def compiled_personal_models(personalize: Callable[..., Variables], key: Array, state: Any, train: Data) -> Variables:
+    """The program of `personal_models`."""
+    return train.placement.program(personalize)(key, state, train)

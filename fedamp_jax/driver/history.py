@@ -3,14 +3,15 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedamp_jax.types import Data, Info, Metric
+from fedamp_jax.checks import check_integer, check_type
+from fedamp_jax.types import ACCURACY, Data, Info, Metric, Variables
 
 
 class Snapshots(NamedTuple):
@@ -37,7 +38,7 @@ class Run:
             without any.
         loss: `[K]` mean training loss of the clients that trained; NaN if none did.
         rejected: `[M]` int, how often each client's update was discarded.
-        observed: what `observe` returned, a list of K numbers per name.
+        observed: what the observers returned, a list of K numbers per name.
         xi: `[M, M]`, the last round's weights, or None.
         snapshot_rounds: the S rounds of `Snapshots` whose weights are kept; none for methods without weights.
         snapshot_xi: `[S, M, M]`, their weights, or None.
@@ -82,24 +83,138 @@ class Run:
         return self.metrics["accuracy"]
 
 
-def record(result: Run, k: int, scores: np.ndarray, info: Info, observe: Callable | None) -> None:
-    """Add one evaluation to the history; `scores [M, P]` has a column for each of `result.metrics`."""
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a run, as the functions in `run(observe=...)` see it.
+
+    Attributes:
+        round: the evaluated round, 1-based.
+        metrics: for each metric of the task, `[M]` float32, its mean over each client's test data; NaN for a client
+            without any.
+        loss: mean training loss of the clients that trained in this round; NaN if none did.
+        info: what the round says of each client.
+        state: the algorithm's state. The next round takes over its memory: copy what is to be kept, or write it to a
+            file.
+        models: `models()` computes the personal models that were evaluated, `Variables` with leaves `[M, ...]`; on them
+            `evaluate` gives `metrics`. Call it before the observer returns; its arrays are new and may be kept. From a
+            mesh they are gathered as NumPy arrays; with several processes, all of them have to call it.
+        observed: what the observers before this one returned for this evaluation.
+    """
+
+    round: int
+    metrics: dict[str, np.ndarray]
+    loss: float
+    info: Info
+    state: Any
+    models: Callable[[], Variables]
+    observed: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers of a curve: the mean of each metric over the clients with test data, `loss`, and `observed`."""
+        return {**{name: mean_of(a) for name, a in self.metrics.items()}, "loss": self.loss, **self.observed}
+
+
+Observer: TypeAlias = Callable[[Evaluation], Mapping[str, float] | None]
+"""Called at each evaluation; the numbers that it returns by name are collected in `Run.observed`. None: no numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """For `run(until=...)`: ends a run in which a metric has not improved for some evaluations.
+
+    What counts is the mean of the metric over the clients that have test data, which has to exceed the best one before,
+    or to fall below it if `metric.larger_is_better` is False.
+
+    Attributes:
+        evaluations: how many evaluations in a row may bring no improvement; at least 1. With `evaluate_every=5`, each
+            stands for five rounds.
+        metric: one of `task.metrics`, such as `fedamp_jax.models.MSE`.
+
+    Raises:
+        TypeError, ValueError: if a value is of the wrong kind or out of range.
+
+    A run that is ended by its test data has an optimistic result: give `run` validation data as `test`
+    (`fedamp_jax.data.hold_out`) and judge the models by test data afterwards.
+
+    >>> curve = np.array([[0.5, 0.7], [0.6, 0.8], [0.6, 0.8], [0.6, 0.7]], np.float32)
+    >>> [Patience(2)(Run(None, metrics={"accuracy": curve[:k]})) for k in (1, 2, 3, 4)]
+    [False, False, False, True]
+    """
+
+    evaluations: int
+    metric: Metric = ACCURACY
+
+    def __post_init__(self):
+        check_integer("evaluations", self.evaluations, low=1)
+        check_type("metric", self.metric, Metric, "one of task.metrics")
+
+    def __call__(self, result: Run) -> bool:
+        """Whether to end the run."""
+        means = np.array([mean_of(scores) for scores in result.metrics[self.metric.name]])
+        rising = np.where(np.isnan(means), -np.inf, means if self.metric.larger_is_better else -means)
+        return bool(len(means)) and len(means) - 1 - int(np.argmax(rising)) >= self.evaluations
+
+
+def check_until(until: Any, names: Collection[str]) -> None:
+    """Checks the `until` of a run whose task has metrics of these names.
+
+    Raises:
+        TypeError: if it is not callable.
+        ValueError: if it waits for another metric.
+    """
+    if until is not None and not callable(until):
+        raise TypeError(f"until must be a function Run -> bool, such as fedamp_jax.Patience(5), got {until!r}")
+    if isinstance(until, Patience) and until.metric.name not in names:
+        there = ", ".join(map(repr, names))
+        raise ValueError(
+            f"until waits for the metric {until.metric.name!r}, but the task has {there}: give "
+            f"Patience({until.evaluations}, metric), where metric is one of task.metrics"
+        )
+
+
+def observers_of(observe: Any) -> tuple[Observer, ...]:
+    """The `observe` of a run as a tuple.
+
+    Raises:
+        TypeError: if it is neither callable nor a sequence of callables.
+    """
+    found = () if observe is None else (observe,) if callable(observe) else observe
+    if not isinstance(found, Sequence) or not all(map(callable, found)):
+        raise TypeError(
+            f"observe must be a function Evaluation -> numbers by name, or several of them, got {observe!r}"
+        )
+    return tuple(found)
+
+
+def record(result: Run, evaluation: Evaluation, observers: Sequence[Observer]) -> None:
+    """Add one evaluation to the history, with what the observers say of it."""
+    result.rounds.append(evaluation.round)
+    result.metrics = {name: np.concatenate([a, evaluation.metrics[name][None]]) for name, a in result.metrics.items()}
+    result.loss.append(evaluation.loss)
+    result.xi = None if evaluation.info.xi is None else np.asarray(evaluation.info.xi)
+    for observe in observers:
+        evaluation.observed.update({name: float(value) for name, value in (observe(evaluation) or {}).items()})
+    for name, value in evaluation.observed.items():
+        result.observed.setdefault(name, []).append(value)
+
+
+def training_loss(info: Info) -> float:
+    """The mean loss of the clients that trained; NaN if none did."""
     trained = (np.asarray(info.epochs) > 0) & ~np.asarray(info.rejected)
-    result.rounds.append(k)
-    for i, (name, before) in enumerate(result.metrics.items()):
-        result.metrics[name] = np.concatenate([before, scores[None, :, i]])
-    result.loss.append(float(np.asarray(info.loss)[trained].mean()) if trained.any() else float("nan"))
-    result.xi = None if info.xi is None else np.asarray(info.xi)
-    for name, value in (observe(info) if observe else {}).items():
-        result.observed.setdefault(name, []).append(float(value))
+    return float(np.asarray(info.loss)[trained].mean()) if trained.any() else float("nan")
+
+
+def mean_of(scores: np.ndarray) -> float:
+    """The mean of a metric `[M]` over the clients that have test data, summed in float64; NaN if none has."""
+    known = scores[~np.isnan(scores)]
+    return float(known.mean(dtype=np.float64)) if known.size else float("nan")
 
 
 def note_of(metric: Metric, scores: np.ndarray) -> str:
     """What the progress bar says of a metric `[M]`: the mean over the clients that have test data."""
-    known = scores[~np.isnan(scores)]
-    if not known.size:
+    mean = mean_of(scores)
+    if np.isnan(mean):
         return ""
-    mean = float(known.mean())
     return f"{100 * mean:.2f} %" if metric.name == "accuracy" else f"{metric.name} {mean:.4g}"
 
 

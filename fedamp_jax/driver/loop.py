@@ -1,8 +1,9 @@
 """`run`: rounds with evaluation, progress, checkpoints and resume."""
 
 import contextlib
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,14 +14,14 @@ from fedamp_jax.contract import check_loss_fits, check_task, check_task_fits
 from fedamp_jax.driver import history
 from fedamp_jax.driver.checkpoint import Checkpoint, describe, opened
 from fedamp_jax.driver.continued import continued
-from fedamp_jax.driver.evaluation import personal_scores
-from fedamp_jax.driver.history import Run, Snapshots
+from fedamp_jax.driver.evaluation import personal_models, personal_scores
+from fedamp_jax.driver.history import Evaluation, Observer, Run, Snapshots
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.rounds import round, round_keys
 from fedamp_jax.driver.signals import StopOnSignal, Stopped
 from fedamp_jax.placement import memory
 from fedamp_jax.placement.placement import Placement
-from fedamp_jax.types import Algorithm, Data, Info, Task
+from fedamp_jax.types import Algorithm, Data, Task
 
 
 def run(
@@ -33,7 +34,8 @@ def run(
     seed: int = 0,
     participation: Participation | None = None,
     evaluate_every: int = 1,
-    observe: Callable[[Info], dict[str, float]] | None = None,
+    observe: Observer | Sequence[Observer] | None = None,
+    until: Callable[[Run], bool] | None = None,
     snapshots: Snapshots | None = None,
     progress: bool | str = True,
     checkpoint: Checkpoint | None = None,
@@ -51,7 +53,11 @@ def run(
         seed: of everything random: initial model, shuffles, who takes part.
         participation: which share of the clients takes part in a round; None: every client.
         evaluate_every: evaluate after every that many rounds, and after the last.
-        observe: `Info -> {name: number}`, called at each evaluation; collected in `Run.observed`.
+        observe: `Evaluation -> {name: number}` or None, or several such functions, called in this order at each
+            evaluation; the numbers are collected in `Run.observed`. `fedamp_jax.writers` has some that write curves.
+        until: `Run -> bool`, asked after each evaluation; True ends the run, as if `rounds` had been reached. It is to
+            decide by the history alone, as `Patience` does: a run that continues from a checkpoint asks again, and does
+            not train on where it was ended.
         snapshots: rounds whose attention weights are kept in `Run.snapshot_xi`; None: only the last evaluated round's.
         progress: show a progress bar, or a line for each evaluation where there is no terminal; a string is its label.
         checkpoint: save state and history there, and continue from the newest checkpoint found there: on the same
@@ -88,6 +94,8 @@ def run(
     """
     participation = Participation() if participation is None else participation
     _check_arguments(task, algorithm, rounds, evaluate_every, participation, checkpoint)
+    observers = history.observers_of(observe)
+    history.check_until(until, [metric.name for metric in task.metrics])
     train, test = _placed(train, test, placement)
     m, place = train.clients, train.placement
     participation.present(m)
@@ -121,8 +129,9 @@ def run(
         done = max(done, given)
         if checkpoint is not None and done >= rounds and not checkpoint.fingerprint:
             history.warn_finished(checkpoint.directory, done)
-        shown = stack.enter_context(history.Shown(label, rounds, done, bool(progress) and first and done < rounds))
-        for k in range(done, rounds):
+        over = done >= rounds or _ended(until, result, done)
+        shown = stack.enter_context(history.Shown(label, rounds, done, bool(progress) and first and not over))
+        for k in range(done, done if over else rounds):
             began = time.perf_counter()
             key_online, key_round, key_use = round_keys(key, k)
             present = train._replace(online=participation.online(key_online, train))
@@ -135,7 +144,10 @@ def run(
             note = None
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
                 scores = np.asarray(personal_scores(task, algorithm, key_use, result.state, train, test))[:m]
-                history.record(result, k + 1, scores, info, observe)
+                models = functools.partial(personal_models, algorithm, key_use, result.state, train, m)
+                by_name = {metric.name: scores[:, i] for i, metric in enumerate(task.metrics)}
+                loss = history.training_loss(info)
+                history.record(result, Evaluation(k + 1, by_name, loss, info, result.state, models), observers)
                 note = history.note_of(task.metrics[0], scores[:, 0])
             took = time.perf_counter() - began
             if kept is not None:
@@ -144,11 +156,19 @@ def run(
             if k == done:
                 result.first_seconds, result.starts = result.first_seconds + took, result.starts + 1
             shown.update(k + 1, note)
-            if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or k + 1 == rounds):
+            over = k + 1 == rounds or _ended(until, result, k + 1)
+            if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or over):
                 saved.save(k + 1, result)
             if asked.signal:
                 raise Stopped(asked.signal, k + 1, rounds)
+            if over:
+                break
     return result
+
+
+def _ended(until: Callable[[Run], bool] | None, result: Run, done: int) -> bool:
+    """Whether `until` ends a run after the round `done`; it is asked if this one was evaluated."""
+    return until is not None and result.rounds[-1:] == [done] and bool(until(result))
 
 
 def _check_arguments(

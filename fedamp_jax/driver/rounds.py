@@ -67,6 +67,16 @@ def fitted(algorithm: Algorithm, state: Any, data: Data, key: Array) -> Data:
     return data._replace(placement=fitting)
 
 
+def check_not_donated(state: Any) -> None:
+    """Checks that no round has taken over the memory of a state.
+
+    Raises:
+        ValueError: if one has.
+    """
+    if any(isinstance(a, jax.Array) and not isinstance(a, Tracer) and a.is_deleted() for a in jax.tree.leaves(state)):
+        raise ValueError("this state was donated to an earlier round: use the one that it returned, or make a new one")
+
+
 def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, Info]:
     """One communication round, compiled on the first call and then reused.
 
@@ -97,8 +107,7 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     >>> info.xi.shape
     (20, 20)
     """
-    if any(isinstance(a, jax.Array) and not isinstance(a, Tracer) and a.is_deleted() for a in jax.tree.leaves(state)):
-        raise ValueError("this state was donated to an earlier round: use the one that it returned, or make a new one")
+    check_not_donated(state)
     taken = functools.partial(need_of, algorithm, state, data, key, data.placement)
     with memory.explained(taken):
         placed = fitted(algorithm, state, data, key)

@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.markup import escape
 from tyro import conf
 
+from fedamp_jax import writers
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.driver.signals import Stopped
-from fedamp_jax.experiments import devices, result_files, run_folder
+from fedamp_jax.experiments import devices, live, result_files, run_folder
 from fedamp_jax.experiments.schema import Results
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ class Options:
     """Keep the clients in the host's memory and move --chunk of them at a time to a device that cannot hold all."""
     dry_run: str | None = None
     """Only print what a round takes on v5e:2x4 (eight TPU v5e), h100, h100:2 or here; none of them is needed."""
+    log: tuple[live.Log, ...] = ()
+    """Also write the curves while methods train: tensorboard (into the results' folder), wandb, or both."""
     resume: bool = False
     """Continue an interrupted run with the same settings, or a finished one with more --rounds."""
     quick: bool = False
@@ -130,6 +133,8 @@ def check(options: Options) -> None:
     check_integer("--seed", options.seed, low=0)
     if options.chunk is not None:
         check_integer("--chunk", options.chunk, low=1)
+    for extra in options.log:
+        writers.package(extra)
     check_number("--participation", options.participation, low=0, high=1)
     if not 0 <= options.drop_rate < 1:
         raise ValueError(f"--drop-rate must be in [0, 1), got {options.drop_rate:g}")

@@ -31,7 +31,7 @@ from fedamp_jax import Algorithm, Info, Placement, Task
 from fedamp_jax.checks import check_number
 from fedamp_jax.data import Federation
 from fedamp_jax.driver.rounds import round_keys
-from fedamp_jax.experiments import command_line, devices, fedamp_paper, plotting, report, run_folder
+from fedamp_jax.experiments import command_line, devices, fedamp_paper, live, plotting, report, run_folder
 from fedamp_jax.experiments.command_line import Unused
 from fedamp_jax.experiments.schema import AttackResults, FaultyMethodResults, FaultyResults
 from fedamp_jax.experiments.train import chosen, participation
@@ -63,6 +63,7 @@ class Options(fedamp_paper.Options):
     save_models: Unused[bool] = False
     keep_checkpoints: Unused[Literal["auto", "always", "never"]] = "auto"
     devices: Unused[int | None] = None
+    log: Unused[tuple[live.Log, ...]] = ()
     offload: Unused[bool] = False
     dry_run: Unused[str | None] = None
 

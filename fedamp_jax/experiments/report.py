@@ -22,7 +22,8 @@ _FIGURES = {  # File name without its ending, and function.
     "xi": plotting.xi_heatmap,
     "groups": plotting.group_discovery,
 }
-_COLUMNS = ["method", "round", "mean_accuracy", "loss", "in_group_weight", "ari"]
+COLUMNS = ["method", "round", "mean_accuracy", "loss", "in_group_weight", "ari"]
+"""Of `history.csv`."""
 
 
 def write(
@@ -49,15 +50,15 @@ def history_rows(results: RunResults) -> list[dict[str, Any]]:
     rows = []
     methods = cast(Mapping[str, Mapping[str, Any]], plain(results["methods"], "methods"))
     for name, method in methods.items():
-        curves = [method["rounds"], *(method.get(key) or [None] * len(method["rounds"]) for key in _COLUMNS[2:])]
-        rows += [dict(zip(_COLUMNS, [name, *values])) for values in zip(*curves, strict=True)]
+        curves = [method["rounds"], *(method.get(key) or [None] * len(method["rounds"]) for key in COLUMNS[2:])]
+        rows += [dict(zip(COLUMNS, [name, *values])) for values in zip(*curves, strict=True)]
     return rows
 
 
 def write_history(results: RunResults, path: str | os.PathLike[str]) -> Path:
     """Write `history_rows` as CSV with a header; unknown and non-finite values are empty cells."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(history_rows(results))
     return _write_text(path, text.getvalue())

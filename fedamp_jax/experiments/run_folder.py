@@ -33,7 +33,7 @@ console = Console()
 # Where a run writes and how it is spread over a machine do not change what it computes.
 NOT_SETTINGS = (
     "out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload", "dry_run",
-    "keep_checkpoints", "save_models",
+    "keep_checkpoints", "save_models", "log",
 )  # fmt: skip
 
 

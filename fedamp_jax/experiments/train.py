@@ -11,12 +11,13 @@ import jax
 import numpy as np
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Checkpoint, Participation, Placement, Task, metrics
+from fedamp_jax import Algorithm, Checkpoint, Evaluation, Participation, Placement, Task, metrics
 from fedamp_jax.algorithms.registry import PAPER_METHODS
 from fedamp_jax.data import Federation
 from fedamp_jax.driver.ahead import compiled_ahead
 from fedamp_jax.driver.evaluation import personal_models
-from fedamp_jax.experiments import attention_history, devices, forecast, report, run_folder
+from fedamp_jax.driver.history import Observer
+from fedamp_jax.experiments import attention_history, devices, forecast, live, report, run_folder
 from fedamp_jax.experiments.newcomers import Newcomers, last_key
 from fedamp_jax.experiments.schema import LastRounds, MethodResults, PValues, RunResults
 
@@ -88,13 +89,13 @@ def last_rounds(accuracy: np.ndarray, rounds: int) -> LastRounds:
     return {"mean": float(tail.mean()), "ci95": float(half.mean()), "rounds": len(tail)}
 
 
-def observer(groups: np.ndarray | None) -> Callable[[fedamp_jax.Info], dict[str, float]]:
+def observer(groups: np.ndarray | None) -> Callable[[Evaluation], dict[str, float]]:
     """A function that measures of a round's xi how far attention has found the groups."""
 
-    def observe(info: fedamp_jax.Info) -> dict[str, float]:
-        if info.xi is None or groups is None:
+    def observe(evaluation: Evaluation) -> dict[str, float]:
+        if evaluation.info.xi is None or groups is None:
             return {}
-        xi = np.asarray(info.xi)
+        xi = np.asarray(evaluation.info.xi)
         return {"in_group_weight": metrics.in_group_weight(xi, groups), "ari": metrics.group_recovery(xi, groups)}
 
     return observe
@@ -181,7 +182,8 @@ def train_methods(
         for number, (name, algorithm) in enumerate(wanted.items(), 1):
             waited, sigma = waited_for(name), (sigmas or {}).get(name)
             label = f"{name} {number}/{len(wanted)}" if len(wanted) > 1 else name
-            result = train_one(training, name, algorithm, label, by_distance=name in (sigmas or {}))
+            with live.writers_for(options, folder, name) as watching:
+                result = train_one(training, name, algorithm, label, watching, by_distance=name in (sigmas or {}))
             result.seconds, result.first_seconds = result.seconds + waited, result.first_seconds + waited
             if options.save_models:
                 save_models(training, name, algorithm, result)
@@ -236,7 +238,13 @@ def p_values(methods: Mapping[str, MethodResults]) -> PValues:
 
 
 def train_one(
-    training: Training, name: str, algorithm: Algorithm, label: str, *, by_distance: bool = False
+    training: Training,
+    name: str,
+    algorithm: Algorithm,
+    label: str,
+    watching: Sequence[Observer] = (),
+    *,
+    by_distance: bool = False,
 ) -> fedamp_jax.Run:
     """Train one method, from its last checkpoint if there is one.
 
@@ -245,6 +253,7 @@ def train_one(
         name: of the method.
         algorithm: the method.
         label: what the progress is called.
+        watching: these see each evaluation.
         by_distance: whether its weights follow from squared distances, which are then kept.
 
     Returns:
@@ -272,8 +281,8 @@ def train_one(
         result = fedamp_jax.run(
             training.task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
             participation=participation(options, clients), evaluate_every=every,
-            observe=observer(federation.groups), snapshots=snapshots, progress=label, placement=training.placement,
-            checkpoint=Checkpoint(folder, options.checkpoint_every, fingerprint),
+            observe=[observer(federation.groups), *watching], snapshots=snapshots, progress=label,
+            placement=training.placement, checkpoint=Checkpoint(folder, options.checkpoint_every, fingerprint),
         )  # fmt: skip
     assert result is not None
     return result
@@ -282,7 +291,8 @@ def train_one(
 def save_models(training: Training, name: str, algorithm: Algorithm, result: fedamp_jax.Run) -> None:
     """Save the models that the last evaluation judged, by the clients' ids."""
     options, train = training.options, training.placement.place(training.federation.train)
-    models = personal_models(algorithm, last_key(options.seed, result), result.state, train)
+    models = personal_models(algorithm, last_key(options.seed, result), result.state, train, train.clients)
+    models = jax.tree.map(np.asarray, models)
     ids = np.asarray(training.federation.train.id)
     about = {
         "experiment": training.experiment,
