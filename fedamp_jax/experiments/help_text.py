@@ -39,7 +39,7 @@ def text_of(kind: Any, about: str, experiment: str, extra: dict[str, str]) -> st
              if conf.Suppress not in getattr(hints.get(name), "__metadata__", ())}  # fmt: skip
     grouped = {title: names.split() for title, names in GROUPS.items()}
     grouped["other"] = [name for name in lines if not any(name in names for names in grouped.values())]
-    paragraphs = inspect.cleandoc(about).split("\n\n")
+    paragraphs = about.strip().split("\n\n")
     examples = [line.strip() for part in paragraphs for line in part.splitlines() if line.startswith("    ")]
     script = f"python experiments/{experiment}.py"
     shown = [f"usage: fedamp {experiment} [options]", *textwrap.wrap(paragraphs[0], _WIDTH)]
