@@ -283,6 +283,7 @@ MUTATIONS = [
     Mutation("validation-as-paper", "experiments/paper_values.py", 'if own.get("validation_fraction"):', "if False:", "tests/test_command_line.py -k validation"),
     Mutation("validation-unchecked", "experiments/fedamp_paper.py", "if not 0 <= options.validation_fraction < 1:", "if False:", "tests/test_command_line.py -k validation"),
     Mutation("validation-p-value", "experiments/result_files.py", 'same &= (a.settings.get("validation_fraction")', 'same |= (a.settings.get("validation_fraction")', "tests/test_command_line.py -k validation"),
+    Mutation("schedule-injected", "solver.py", "lambda count: count + steps, state", "lambda count: count, state", "tests/test_solver.py -k schedule"),
     Mutation("participation-by-position", "driver/participation.py", "drawn = drawn[jnp.argsort(jnp.argsort(data.id[:clients]))]",
              "drawn = drawn[:clients]", "tests/test_loop.py tests/test_rounds.py tests/test_algorithms.py -k 'particip or share or order or permut'"),
     Mutation("run-restores-nothing", "driver/loop.py", "done = saved.restore(result) if saved else 0", "done = 0", "tests/test_checkpoint.py tests/test_loop.py"),
