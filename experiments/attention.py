@@ -2,7 +2,7 @@
 
 python experiments/attention.py --seeds 0 1 2       # the bundled digits, judged on validation data
 python experiments/attention.py --dataset cifar100 --data-dir DIR --model mlp --rounds 20
-python experiments/attention.py --judge test --methods FedAMP perplexity-8 groups mean
+python experiments/attention.py --validation-fraction 0 --methods FedAMP perplexity-8 groups mean
 python experiments/attention.py --help
 """
 

@@ -96,7 +96,7 @@ def _schedule_restarts(optimizer: Any) -> bool:
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         return False
-    is_schedule = lambda s: isinstance(s, optax.ScaleByScheduleState)  # noqa: E731
+    is_schedule = lambda s: isinstance(s, (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState))  # noqa: E731
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         try:
             # By shapes first: a solver that is made before `split_cpu` must not start JAX on the whole CPU.
@@ -106,12 +106,20 @@ def _schedule_restarts(optimizer: Any) -> bool:
             with jax.ensure_compile_time_eval():
                 one = {"w": jnp.ones((1, 1), jnp.float32)}
                 state = optimizer.init(one)
-                ahead = lambda s, n: s._replace(count=s.count + n) if is_schedule(s) else s  # noqa: E731
-                states = [jax.tree.map(lambda s, n=n: ahead(s, n), state, is_leaf=is_schedule) for n in _AHEAD]
+                states = [jax.tree.map(lambda s, n=n: _ahead(s, n), state, is_leaf=is_schedule) for n in _AHEAD]
                 steps = [jax.tree.leaves(optimizer.update(one, state, one)[0])[0] for state in states]
                 return any(bool(jnp.any(step != steps[0])) for step in steps)
         except Exception:  # a transformation that needs other parameters, or a traced rate: nothing can be told
             return False
+
+
+def _ahead(state: Any, steps: int) -> Any:
+    """A part of an optimizer's state in which so many more steps of a schedule are counted; others are as they were."""
+    if isinstance(state, optax.ScaleByScheduleState):
+        return state._replace(count=state.count + steps)
+    if isinstance(state, optax.InjectStatefulHyperparamsState):  # holds a counter for each hyper-parameter's schedule
+        return state._replace(hyperparams_states=jax.tree.map(lambda count: count + steps, state.hyperparams_states))
+    return state
 
 
 def check_parts(task: Any, solver: Any, **others: Any) -> None:

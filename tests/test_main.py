@@ -1,17 +1,31 @@
 """The command `fedamp`."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import tyro
 
 import fedamp_jax
 from fedamp_jax import __main__ as fedamp
 from fedamp_jax.algorithms.registry import METHODS
-from fedamp_jax.experiments import command_line, fedamp_paper, run_folder
+from fedamp_jax.experiments import (
+    ablation,
+    attention,
+    command_line,
+    convergence,
+    degrees,
+    dirichlet,
+    faulty,
+    fedamp_paper,
+    omniglot,
+    run_folder,
+)
 from tests.small_experiments import command, read
 
 
@@ -27,6 +41,36 @@ def test_version_list_and_help(capsys):
     assert len(capsys.readouterr().out.splitlines()) <= 25  # one screen
     scripts = {p.stem for p in (Path(__file__).parents[1] / "experiments").glob("*.py")}
     assert scripts <= {*fedamp.EXPERIMENTS, *fedamp.TOOLS}
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("practical", fedamp_paper.Command), ("dirichlet", dirichlet.Command), ("degrees", degrees.Command),
+    ("ablation", ablation.Options), ("attention", attention.Command), ("faulty", faulty.Options),
+    ("convergence", convergence.Options), ("omniglot", omniglot.Command),
+])  # fmt: skip
+def test_help_is_one_screen(name, kind, capsys, monkeypatch):
+    """Every option that the experiment takes, in a group, and commands that it takes.
+
+    Failed with an inherited option that has no meaning, with one that had no group, and with an example of old options.
+    """
+    with pytest.raises(SystemExit) as stopped:
+        fedamp.main([name, "--help"])
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert not stopped.value.code and lines[0] == f"usage: fedamp {name} [options]"
+    assert len(lines) <= 55 and max(map(len, lines)) <= 100
+    with pytest.raises(SystemExit):
+        tyro.cli(kind, args=["--help"])
+    options = set(re.findall(r"^[^\w-]*(--[a-z][a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    options |= set() if name == "convergence" else {"--from"}
+    assert set(re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE)) == options
+    assert not re.search(r"^other:", shown, re.MULTILINE)
+    examples = [shlex.split(line, comments=True) for line in shown.partition("examples:\n")[2].splitlines()]
+    assert 2 <= len(examples) <= 4
+    for program, which, *words in examples:
+        assert (program, which) == ("fedamp", name)
+        monkeypatch.setattr(sys, "argv", [program, *words])
+        assert tyro.cli(kind, args=words) if name == "convergence" else command_line.parse(kind, "", name)
 
 
 def test_an_unknown_experiment(capsys):

@@ -221,6 +221,7 @@ COSINE = optax.cosine_decay_schedule(0.1, 100)
         optax.sgd(COSINE),
         optax.adam(COSINE),
         optax.chain(optax.clip(1.0), optax.adamw(optax.piecewise_constant_schedule(0.1, {500: 0.1}))),
+        optax.inject_hyperparams(optax.adam)(learning_rate=lambda count: 0.1 * 0.9 ** count.astype(float)),
     ],
 )
 def test_a_schedule_that_starts_over_is_reported(optimizer):
@@ -239,6 +240,7 @@ def test_a_schedule_that_starts_over_is_reported(optimizer):
     [
         optax.sgd(0.1), optax.adam(0.1), optax.sgd(optax.constant_schedule(0.1)), optax.lion(0.1), optax.adagrad(0.1),
         lambda k: optax.sgd(COSINE(k)), optax.add_noise(0.1, 0.5, 0), optax.masked(optax.adam(0.1), {"other": True}),
+        optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
     ],
 )  # fmt: skip
 def test_optimizers_without_a_schedule_are_not(optimizer):

@@ -28,7 +28,7 @@ class Options(fedamp_paper.Options):
     methods: tuple[str, ...] = ("all",)
     """Variants to train, by name (base, own-init, ...), or all."""
     sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Sigma of the variant `base`. Default: the paper's value; for digits ours."""
+    """Of the variant `base`. Default: the paper's or ours."""
     sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
     heur_sigma: Unused[float | None] = None
     sigma_sweep: Unused[bool] = False

@@ -1,11 +1,11 @@
 """Which attention earns its keep? FedAMP with other weights, the same setting for every data set.
 
-    python experiments/attention.py --seeds 0 1 2                      # the bundled digits, judged on validation data
+    python experiments/attention.py --seeds 0 1 2  # the bundled digits, judged by validation data
     python experiments/attention.py --dataset cifar100 --data-dir DIR --model mlp --rounds 20 --train-share 0.2
-    python experiments/attention.py --judge test --methods FedAMP perplexity-8 groups mean
+    python experiments/attention.py --validation-fraction 0 --methods FedAMP perplexity-8 groups mean
 
-Every variant is FedAMP as in `practical.py` but for its attention weights. Choose one by `--judge validation`, for
-which each client trains on 80 % of its examples and is judged by the rest; then judge it once by the test data.
+Every variant is FedAMP as in `practical.py` but for its attention weights. Choose one by validation data: by default
+each client trains on 80 % of its examples and is judged by the rest. Then judge it once by the test data.
 `groups` knows the true groups, and `mean` hears everybody alike: what lies between them is all that attention can win.
 """
 
@@ -45,18 +45,18 @@ class Options(fedamp_paper.Options):
 
     methods: tuple[str, ...] = ("all",)
     """Variants to train, by name (FedAMP, perplexity-8, ...), or all."""
-    judge: Literal["validation", "test"] = "validation"
-    """Judge by a fifth of each client's training data, which it does not train on; or by the test data."""
+    validation_fraction: float = 0.2
+    """Share of the training data to judge by, in place of test data."""
     setting: Literal["practical", "dirichlet"] = "practical"
-    """How the data are divided: in groups, or classes by a Dirichlet distribution (--alpha), without groups."""
+    """practical: groups of clients; dirichlet: classes by --alpha."""
     alpha: float = 0.1
-    """Concentration of the Dirichlet distribution; the smaller, the fewer classes has a client."""
+    """Concentration of Dirichlet; the smaller, the fewer classes of a client."""
     train_share: float = 1.0
-    """Share of each client's training examples that is used, for shorter runs."""
+    """Share of each client's training examples that is used."""
     sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Sigma of the variant FedAMP. Default: the paper's value; for digits ours."""
+    """Of the variant FedAMP. Default: the paper's or ours."""
     heur_sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Sigma of the variant HeurFedAMP. Default: the paper's value; for digits ours."""
+    """Of the variant HeurFedAMP. Default: the paper's or ours."""
     sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
     sigma_sweep: Unused[bool] = False
     holdout_clients: Unused[int] = 0
@@ -67,7 +67,7 @@ class Command(Options):
     """The options of the command."""
 
     seeds: tuple[int, ...] = ()
-    """Several seeds instead of --seed; mean and standard deviation are reported."""
+    """Several seeds instead of --seed; mean and deviation are reported."""
 
 
 def softmax_of(k: Any) -> Score:
@@ -203,13 +203,11 @@ def one_round_more(base: Algorithm) -> Algorithm:
 
 def execute(options: Options, folder: Path) -> RunResults:
     """Train every chosen variant, writing results into `folder` after each one; returns the results."""
-    federation = fedamp_paper.load(options, options.setting)
+    federation = fedamp_paper.load(dataclasses.replace(options, validation_fraction=0.0), options.setting)
     if options.train_share < 1:
         train, _ = hold_out(federation.train, 1 - options.train_share, seed=options.seed)
         federation = federation._replace(train=train)
-    if options.judge == "validation":
-        train, validation = hold_out(federation.train, 0.2, seed=options.seed)
-        federation = federation._replace(train=train, test=validation)
+    federation = fedamp_paper.judged(options, federation)
     task = fedamp_paper.make_task(options, federation)
     algorithms = make_algorithms(options, federation, task)
     sigmas = {

@@ -21,17 +21,14 @@ from tyro import conf
 from fedamp_jax import writers
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.driver.signals import Stopped
-from fedamp_jax.experiments import devices, live, result_files, run_folder
+from fedamp_jax.experiments import devices, help_text, live, result_files, run_folder
 from fedamp_jax.experiments.schema import Results
 
 T = TypeVar("T")
 Unused = Annotated[T, conf.Suppress, conf.Fixed]
 """An inherited option that has no meaning in an experiment: refused there, and left out of its help."""
 
-_HELP = (
-    "Take the settings of an earlier run from its results.json, or settings of your own from a .toml file, such as "
-    "`rounds = 30`. Other options given here override them."
-)
+_FROM = "Take the options of a results.json or .toml file; others override them."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,45 +36,45 @@ class Options:
     """The options that all experiments have in common; each adds its own."""
 
     dataset: str = "digits"
-    """digits is included; the others are read from --data-dir, or downloaded."""
+    """digits is bundled; others are read from --data-dir, or downloaded."""
     methods: tuple[str, ...] = ("all",)
     """Methods to train, by their names in the tables, or all."""
     rounds: int | None = None
-    """Number of communication rounds. Default: the paper's, fewer for digits."""
+    """Communication rounds. Default: the paper's, fewer for digits."""
     participation: float = 1.0
-    """Share of the clients that are invited in each round."""
+    """Share of the clients invited to each round."""
     drop_rate: float = 0.0
-    """Share of the invited clients that drop out in each round."""
+    """Share of the invited clients that drop out of each round."""
     seed: int = 0
-    """Random seed: decides the partition, the initial models, the order of examples, and which clients take part."""
+    """Decides partition, initial models, order of examples, who takes part."""
     data_dir: str | None = None
-    """Folder with <dataset>.npz (see docs/your_own_data.md). Default: download."""
+    """Folder with <dataset>.npz (docs/your_own_data.md). Default: download."""
     out: str | None = None
-    """Folder for the results. Default: a folder in results/ named after the settings."""
+    """Folder for the results. Default: named after the settings, in results/."""
     chunk: int | None = None
-    """Number of clients trained side by side. Default: chosen for the machine."""
+    """Clients trained side by side. Default: chosen for the machine."""
     evaluate_every: int = 1
-    """Number of rounds from one evaluation to the next."""
+    """Rounds from one evaluation to the next."""
     checkpoint_every: int = 10
-    """Number of rounds from one checkpoint to the next."""
+    """Rounds from one checkpoint to the next."""
     keep_checkpoints: Literal["auto", "always", "never"] = "auto"
-    """Keep each method's last checkpoint, from which more --rounds can --resume. auto: if all take less than 1 GiB."""
+    """Keep last checkpoints, for more --rounds; auto: if below 1 GiB in all."""
     save_models: bool = False
-    """Save the personal models of every method as models/METHOD.npz, for fedamp_jax.load."""
+    """Save personal models as models/METHOD.npz, for fedamp_jax.load."""
     devices: int | None = None
-    """Number of devices to spread the clients over. Default: all; a CPU is split into one device per core."""
+    """Devices to spread the clients over. Default: all, or a CPU's cores."""
     offload: bool = False
-    """Keep the clients in the host's memory and move --chunk of them at a time to a device that cannot hold all."""
+    """Keep clients in the host's memory; --chunk of them visit the device."""
     dry_run: str | None = None
-    """Only print what a round takes on v5e:2x4 (eight TPU v5e), h100, h100:2 or here; none of them is needed."""
+    """Only print what a round takes there: v5e:2x4, h100, h100:2 or here."""
     log: tuple[live.Log, ...] = ()
-    """Also write the curves while methods train: tensorboard (into the results' folder), wandb, or both."""
+    """Where curves go beside history.csv: tensorboard, wandb, or both."""
     resume: bool = False
-    """Continue an interrupted run with the same settings, or a finished one with more --rounds."""
+    """Continue an interrupted run, or a finished one with more --rounds."""
     quick: bool = False
-    """A small version of the same run: at most 3 rounds of few local steps."""
+    """A small version: at most 3 rounds of few local steps."""
     precision: Literal["default", "high", "highest"] = "default"
-    """Precision of matrix products in training, on devices that offer less than float32."""
+    """default, high or highest: of matrix products on accelerators."""
 
 
 @contextlib.contextmanager
@@ -148,7 +145,8 @@ def parse(kind: type[T], text: str | None, experiment: str) -> T:
         text: the beginning of `--help`.
         experiment: `--from` reads the results of this experiment only.
     """
-    source = Annotated[str | None, tyro.conf.arg(name="from", metavar="FILE", help=_HELP)]
+    show_help(kind, text, experiment, {"from": _FROM})
+    source = Annotated[str | None, tyro.conf.arg(name="from", metavar="FILE", help=_FROM)]
     field = ("from_results", source, dataclasses.field(default=None))
     with_from: Any = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True)
     given_words = in_their_case(sys.argv[1:], kind)
@@ -160,6 +158,13 @@ def parse(kind: type[T], text: str | None, experiment: str) -> T:
     with readable_errors():
         refuse_empty(command)
     return kind(**{f.name: getattr(command, f.name) for f in dataclasses.fields(command) if f.name != "from_results"})
+
+
+def show_help(kind: Any, text: str | None, experiment: str, extra: dict[str, str] | None = None) -> None:
+    """Print the help and exit if the command line asks for it; arguments as of `help_text.text_of`."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text.text_of(kind, text or "", experiment, extra or {}))
+        sys.exit(0)
 
 
 def in_their_case(arguments: Sequence[str], kind: Any) -> list[str]:

@@ -13,6 +13,7 @@ import tyro
 
 from fedamp_jax.experiments import command_line, comparison, plotting, run_folder
 from fedamp_jax.experiments.result_files import read
+from fedamp_jax.experiments.schema import judge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,9 @@ def execute(options: Options) -> Path:
         raise ValueError(f"--out {path} must be the name of an HTML file, such as compare.html")
     runs = comparison.runs_in(read(options.runs))
     comparison.check(runs)
+    judges = {judge(run.run["settings"]) for run in runs}  # where they differ, so does a setting, which the page shows
     title = f"Comparison of {len(runs)} runs on {runs[0].record.content['dataset']}"
+    title += judges.pop() if len(judges) == 1 else ""
     command = shlex.join(["python", "experiments/compare.py", *options.runs, "--out", options.out])
     plotting.replace(path, comparison.html(title, runs, command).encode("utf-8", "backslashreplace"))
     run_folder.console.print(str(path), highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """Theorems 1 and 2 of the FedAMP paper (Huang et al. 2021, Section 5): measured gap and bound for K = 10 to 1000.
 
     python experiments/convergence.py
-    python experiments/convergence.py --help
+    python experiments/convergence.py --clients 20 --rounds 10 100 1000
 
 Runs Eq. 3 and 4 in float64 with alpha = lam / sqrt(K), Eq. 4 solved to 1e-12 by Newton's method.
 
@@ -190,6 +190,7 @@ def execute(options: Options) -> ConvergenceResults:
 
 def main() -> None:
     """Run from the command line."""
-    options = tyro.cli(Options, description=__doc__)
+    command_line.show_help(Options, __doc__, "convergence")
+    options = tyro.cli(Options)
     with command_line.readable_errors():
         execute(options)

@@ -30,13 +30,13 @@ class Options(pflego_paper.Options):
     """The settings of one run."""
 
     dataset: Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10"] = "digits"
-    """digits is included; the others are read from --data-dir, or downloaded."""
+    """digits, mnist, fashion_mnist, emnist or cifar10."""
     degree: Degree = "high"
     """Degree of personalization: each client has 2 classes (high), half of them (medium), or all (none)."""
     clients: int | None = None
     """Number of clients. Default: the paper's 100; 20 on digits."""
     labels: Literal["own", "global"] = "own"
-    """own: each client numbers its classes 0..K-1; global: a class has the same number for all clients."""
+    """Numbers of classes: own, 0..K-1 of each client, or global."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Command(Options):
 
     degree: tyro.conf.Suppress[Degree] = "high"
     degrees: tuple[Degree, ...] = tuple(paper_values.DEGREES)
-    """Degrees of personalization, a panel each: clients have 2 classes (high), half of them (medium), or all (none)."""
+    """high: 2 classes per client; medium: half of them; none: all."""
     participation: tuple[float, ...] = (paper_values.PFLEGO_PARTICIPATION,)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Share of the clients that are invited in each round; each value is a panel (Fig. 6)."""
+    """Share of the clients invited to a round; each value is a panel."""
     seeds: tuple[int, ...] = ()
-    """Several seeds instead of --seed; mean and standard deviation are reported."""
+    """Several seeds instead of --seed; mean and deviation are reported."""
 
 
 def variants_of(command: Command) -> list[grid.Variant]:

@@ -20,9 +20,9 @@ class Options(fedamp_paper.Options):
     """The settings of one run."""
 
     split: Literal["dirichlet", "shards", "quantity"] = "dirichlet"
-    """dirichlet: class proportions; shards: two shards of the sorted classes each; quantity: sizes, of all classes."""
+    """dirichlet or quantity: class proportions or sizes; shards: two each."""
     alpha: float = 0.1
-    """Concentration of the Dirichlet distribution; the smaller, the more clients differ."""
+    """Concentration of Dirichlet; the smaller, the more clients differ."""
     balanced: bool = False
     """With --split dirichlet: equally many examples for all clients."""
     clients: int | None = None

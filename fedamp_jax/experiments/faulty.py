@@ -50,9 +50,9 @@ class Options(fedamp_paper.Options):
     """The settings of one run."""
 
     rounds: int | None = None
-    """Number of communication rounds. Default: the paper's 90; 15 for digits."""
+    """Communication rounds. Default: the paper's 90; 15 for digits."""
     attacks: tuple[Attack, ...] = tuple(ATTACKS)
-    """What faulty clients send: the model with flipped sign (sign) or times ten (scale), noise (random), or nothing."""
+    """The model times -1 (sign) or 10 (scale), random, or absent."""
     shares: tuple[float, ...] = (0.1, 0.2, 0.3)
     """Shares of the clients that are faulty."""
     # A run is one compiled program that is evaluated once, so these have no meaning.
@@ -62,6 +62,7 @@ class Options(fedamp_paper.Options):
     holdout_clients: Unused[int] = 0
     save_models: Unused[bool] = False
     keep_checkpoints: Unused[Literal["auto", "always", "never"]] = "auto"
+    validation_fraction: Unused[float] = 0.0
     devices: Unused[int | None] = None
     log: Unused[tuple[live.Log, ...]] = ()
     offload: Unused[bool] = False

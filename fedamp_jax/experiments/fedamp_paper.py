@@ -25,50 +25,58 @@ QUICK_METHODS = ("Separate", "FedAvg", "FedAMP", "HeurFedAMP")
 QUICK_WIDTH = 8
 """Channels of resnet18's first stage with --quick."""
 
+EXAMPLES = """\
+    python experiments/{0}.py                                     # the bundled digits
+    python experiments/{0}.py --dataset mnist --model mlp --methods FedAMP FedAvg-FT --rounds 20
+    python experiments/{0}.py --drop-rate 0.1 0.3 --epochs-range 1 19 --seeds 0 1 2
+"""
+"""Commands that `--help` shows."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Options(command_line.Options):
     """The settings of one run."""
 
     dataset: Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10", "cifar100"] = "digits"
-    """digits is included; the others are read from --data-dir, or downloaded."""
+    """digits, mnist, fashion_mnist, emnist, cifar10 or cifar100."""
     model: Literal["auto", "mlp", "cnn", "resnet18"] = "auto"
-    """auto: mlp for digits, cnn for 28x28 images, resnet18 for CIFAR."""
+    """mlp, cnn or resnet18; auto: what suits the data set."""
     norm: Literal["batch", "group"] = "batch"
     """Normalization layers of resnet18."""
     width: int = 64
-    """Channels of resnet18's first stage; each of the next three has twice as many."""
+    """Channels of resnet18's first stage; they double in each of the others."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the layers' arithmetic; parameters, optimizer, statistics, sums and the loss stay float32."""
+    """Of the layers' arithmetic; parameters and sums stay float32."""
     quick: bool = False
-    """A short trial: 3 rounds, 2 epochs, 8 clients of 40 examples, four methods unless --methods names others, and
-    resnet18 with few channels."""
+    """A trial: 3 rounds, 2 epochs, 8 clients of 40 examples, four methods."""
     methods: tuple[str, ...] = ("all",)
-    """Methods to train: names as in the tables (FedAMP FedAvg-FT ...), all, or paper (the nine of the FedAMP paper)."""
+    """FedAMP FedAvg-FT ..., all, or paper (those of the FedAMP paper)."""
     rounds: int | None = None
-    """Number of communication rounds. Default: the paper's 90; 30 for digits."""
+    """Communication rounds. Default: the paper's 90; 30 for digits."""
     epochs: int = paper_values.EPOCHS
-    """Number of local epochs in a round."""
+    """Local epochs in a round."""
     epochs_range: tuple[int, int] | None = None
-    """Draw the number of local epochs of each client and round uniformly from LOW to HIGH (the paper: 1 19)."""
+    """Draw the local epochs of each client and round (the paper: 1 19)."""
     batch_size: int = paper_values.BATCH_SIZE
-    """Number of examples in a local step."""
+    """Examples in a local step."""
     optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimizer of local training. SCAFFOLD, APFL, pFedMe and the clients of PFLEGO always use SGD."""
+    """Of local training; SCAFFOLD, APFL, pFedMe and PFLEGO use SGD."""
     learning_rate: float = paper_values.LEARNING_RATE
-    """Learning rate of the optimizer."""
+    """Of the optimizer."""
     sgd_learning_rate: float = paper_values.SGD_LEARNING_RATE
-    """Learning rate of SCAFFOLD and APFL."""
+    """Of SCAFFOLD and APFL."""
     keep_optimizer: bool = False
-    """Keep the clients' optimizer state between rounds, which the paper leaves open, instead of starting anew."""
+    """Keep the clients' optimizer state between rounds."""
     sigma: float | Literal["auto"] | None = None
-    """FedAMP's sigma, or auto: each client listens to about 8 others. Default: the paper's value; for digits ours."""
+    """FedAMP's; auto: each listens to about 8. Default: the paper's or ours."""
     heur_sigma: float | Literal["auto"] | None = None
-    """HeurFedAMP's sigma, or auto, as --sigma. Default: the paper's value; for digits ours."""
+    """HeurFedAMP's; see --sigma. Default: the paper's or ours."""
+    validation_fraction: float = 0.0
+    """Share of the training data to judge by, in place of test data."""
     holdout_clients: int = 0
-    """So many clients do not train; afterwards they join, and get a personal model as each method has it."""
+    """Clients that do not train, and join afterwards."""
     sigma_sweep: bool = False
-    """Also train FedAMP and HeurFedAMP with every sigma of the paper's grids, and plot the results."""
+    """Also train FedAMP and HeurFedAMP with every sigma of the paper's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +84,11 @@ class Command(Options):
     """The options of the command: each combination of participation, drop rate and seed is a separate run."""
 
     participation: tuple[float, ...] = (1.0,)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Share of the clients that are invited in each round; each value is a panel."""
+    """Share of the clients invited to a round; each value is a panel."""
     drop_rate: tuple[float, ...] = (0.0,)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Share of the invited clients that drop out in each round; each value is a panel (the paper: 0.1 0.3 0.5)."""
+    """Share of these that drop out; each value is a panel."""
     seeds: tuple[int, ...] = ()
-    """Several seeds instead of --seed; mean and standard deviation are reported."""
+    """Several seeds instead of --seed; mean and deviation are reported."""
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
@@ -107,6 +115,8 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
         rounds, epochs = min(rounds, 3), min(epochs, 2)
         epochs_range = epochs_range and (min(epochs_range[0], 1), min(epochs_range[1], 3))
     check_integer("--batch-size", options.batch_size, low=1)
+    if not 0 <= options.validation_fraction < 1:
+        raise ValueError(f"--validation-fraction must be in [0, 1), got {options.validation_fraction:g}")
     check_number("--learning-rate", options.learning_rate, low=0)
     check_number("--sgd-learning-rate", options.sgd_learning_rate, low=0)
     for flag, sigma in (("--sigma", options.sigma), ("--heur-sigma", options.heur_sigma)):
@@ -142,7 +152,15 @@ def load(options: Options, setting: str) -> Federation:
         text = f"--quick: {m} of {everybody} clients, at most {most} examples of each{narrow}; accuracies say little"
         run_folder.console.print(text, highlight=False, soft_wrap=True)
         clients = some
-    return fedamp_jax.data.balanced(clients)
+    return judged(options, fedamp_jax.data.balanced(clients))
+
+
+def judged(options: Options, federation: Federation) -> Federation:
+    """With --validation-fraction that share of each client's training data in place of its test data."""
+    if not options.validation_fraction:
+        return federation
+    train, validation = fedamp_jax.data.hold_out(federation.train, options.validation_fraction, seed=options.seed)
+    return federation._replace(train=train, test=validation)
 
 
 def make_task(options: Options, federation: Federation) -> Task:
@@ -193,8 +211,8 @@ def make_algorithms(setting: str, options: Options, federation: Federation, task
 
 def main(setting: str) -> None:
     """Run one of the paper's settings, `iid`, `pathological` or `practical`, from the command line."""
-    text = f"The {setting} setting of the FedAMP paper (Huang et al. 2021): results, figures and a report."
-    with command_line.experiment(Command, text, setting) as (command, folder):
+    text = f"The {setting} setting of the FedAMP paper (Huang et al. 2021): results, figures and a report.\n\n"
+    with command_line.experiment(Command, text + EXAMPLES.format(setting), setting) as (command, folder):
         run_setting(setting, setting, command, Options, folder)
 
 

@@ -36,9 +36,9 @@ class Options(pflego_paper.Options):
     """The settings of one run."""
 
     dataset: Literal["digits", "omniglot"] = "digits"
-    """digits, a substitute, is included; omniglot is read from --data-dir, or downloaded."""
+    """digits, a substitute, is bundled; omniglot is downloaded."""
     rotations: Literal["train", "pooled", "none"] | None = None
-    """Rotated copies: of training drawings (train, default for omniglot), of all before the split (pooled), or none."""
+    """Rotated copies: train, pooled (before the split) or none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Command(Options):
     """The options of the command: each combination of participation and seed is a separate run."""
 
     participation: tuple[float, ...] = (paper_values.PFLEGO_PARTICIPATION,)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Share of the clients that are invited in each round; each value is a panel."""
+    """Share of the clients invited to a round; each value is a panel."""
     seeds: tuple[int, ...] = ()
-    """Several seeds instead of --seed; mean and standard deviation are reported."""
+    """Several seeds instead of --seed; mean and deviation are reported."""
 
 
 def rotated(x: np.ndarray) -> np.ndarray:

@@ -35,19 +35,19 @@ class Options(command_line.Options):
     """The settings of one run."""
 
     tau: int = paper_values.TAU
-    """Number of full-batch gradient steps of a client in a round."""
+    """Full-batch gradient steps of a client in a round."""
     client_rate: float = paper_values.BETA
     """Learning rate of the clients (the paper's beta)."""
     server_rate: float = paper_values.RHO
     """Learning rate of PFLEGO's joint step (the paper's rho)."""
     server: Literal["adam", "sgd"] = "adam"
-    """Optimizer of PFLEGO's server: adam, as in its authors' program, or sgd, as in the paper's Eq. 4."""
+    """Optimizer of PFLEGO's server: adam as its authors', sgd as in Eq. 4."""
     measure: Literal["local", "shared"] = "local"
-    """Measure the models after local training (local, as the authors do), or as the server leaves them (shared)."""
+    """Models after local training, or as the server leaves them (shared)."""
     participation: float = paper_values.PFLEGO_PARTICIPATION
-    """Share of the clients that are invited in each round."""
+    """Share of the clients invited to each round."""
     evaluate_every: int = 10
-    """Number of rounds from one evaluation to the next; each of the last 10 rounds is always evaluated."""
+    """Rounds between evaluations; the last 10 are all evaluated."""
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)

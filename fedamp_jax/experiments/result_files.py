@@ -128,6 +128,7 @@ def p_value(a: Row, b: Row) -> float | None:
     """Wilcoxon's p between two methods; None unless both were run on the same clients for as many rounds."""
     keys = ("seed", "seeds", "degree", "clients", "labels", "rotations")
     same = all(a.settings.get(k) == b.settings.get(k) for k in keys) and a.clients == b.clients
+    same &= (a.settings.get("validation_fraction") or 0) == (b.settings.get("validation_fraction") or 0)
     same &= all(a.head[k] == b.head[k] for k in ("experiment", "dataset", "rounds"))
     return metrics.wilcoxon(a.entry["accuracy"], b.entry["accuracy"]) if same else None
 

@@ -243,7 +243,16 @@ def title(results: Head | Mapping[str, Any]) -> str:
     ('practical on mnist', 'omniglot')
     """
     experiment, dataset = results["experiment"], results["dataset"]
-    return experiment if experiment == dataset else f"{experiment} on {dataset}"
+    return (experiment if experiment == dataset else f"{experiment} on {dataset}") + judge(results.get("settings", {}))
+
+
+def judge(settings: Mapping[str, Any]) -> str:
+    """What a title adds if models were not judged by test data.
+
+    >>> judge({"validation_fraction": 0.2}), judge({"validation_fraction": 0.0}), judge({})
+    (', judged by validation data', '', '')
+    """
+    return ", judged by validation data" if settings.get("validation_fraction") else ""
 
 
 class Settings(TypedDict):
