@@ -46,7 +46,7 @@ USAGE = """usage: fedamp EXPERIMENT [options]
        fedamp tables RUN ...      tables of several runs
        fedamp --version
 
-  fedamp practical                                  # the bundled digits, about a minute
+  fedamp practical                                  # the bundled digits, two minutes or so
   fedamp practical --dataset mnist --model mlp --methods FedAMP FedAvg-FT --rounds 20
   fedamp dirichlet --alpha 0.1 --clients 20
   fedamp practical --from results/practical-digits/results.json --seeds 0 1 2

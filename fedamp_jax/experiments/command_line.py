@@ -58,7 +58,7 @@ class Options:
     checkpoint_every: int = 10
     """Rounds from one checkpoint to the next."""
     keep_checkpoints: Literal["auto", "always", "never"] = "auto"
-    """Keep last checkpoints, for more --rounds; auto: if below 1 GiB in all."""
+    """The last ones, for more --rounds; auto: below 1 GiB."""
     save_models: bool = False
     """Save personal models as models/METHOD.npz, for fedamp_jax.load."""
     devices: int | None = None

@@ -20,7 +20,7 @@ class Options(fedamp_paper.Options):
     """The settings of one run."""
 
     split: Literal["dirichlet", "shards", "quantity"] = "dirichlet"
-    """dirichlet or quantity: class proportions or sizes; shards: two each."""
+    """dirichlet, quantity (sizes) or shards (two each)."""
     alpha: float = 0.1
     """Concentration of Dirichlet; the smaller, the more clients differ."""
     balanced: bool = False

@@ -44,7 +44,7 @@ class Options(command_line.Options):
     norm: Literal["batch", "group"] = "batch"
     """Normalization layers of resnet18."""
     width: int = 64
-    """Channels of resnet18's first stage; they double in each of the others."""
+    """Channels of resnet18's first stage."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the layers' arithmetic; parameters and sums stay float32."""
     quick: bool = False
@@ -52,7 +52,7 @@ class Options(command_line.Options):
     methods: tuple[str, ...] = ("all",)
     """FedAMP FedAvg-FT ..., all, or paper (those of the FedAMP paper)."""
     rounds: int | None = None
-    """Communication rounds. Default: the paper's 90; 30 for digits."""
+    """Communication rounds. Default: the paper's 90; 100 for digits."""
     epochs: int = paper_values.EPOCHS
     """Local epochs in a round."""
     epochs_range: tuple[int, int] | None = None
@@ -103,7 +103,7 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
         )
     rounds = options.rounds
     if rounds is None:
-        rounds = paper_values.ROUNDS if options.dataset != "digits" else 30
+        rounds = paper_values.ROUNDS if options.dataset != "digits" else paper_values.DIGITS_ROUNDS
     epochs, epochs_range = options.epochs, options.epochs_range
     check_integer("--epochs", epochs, low=1)
     for end in epochs_range or ():

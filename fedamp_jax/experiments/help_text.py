@@ -21,7 +21,8 @@ GROUPS = {
 }
 """The groups, and the options of all experiments in them; others come last."""
 
-_VALUES = {"methods": "NAME", "data_dir": "FOLDER", "out": "FOLDER", "from": "FILE", "dry_run": "MACHINE"}
+_VALUES = {"methods": "NAME", "data_dir": "FOLDER", "out": "FOLDER", "from": "FILE", "dry_run": "MACHINE",
+           "keep_checkpoints": "WHEN"}  # fmt: skip
 _WIDTH, _COLUMN = 100, 26
 
 
