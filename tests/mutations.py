@@ -325,6 +325,7 @@ MUTATIONS = [
     Mutation("distances-of-one-scale", "experiments/train.py", "by_distance=name in (sigmas or {})", "by_distance=sigma is not None", "tests/test_command_line.py -k auto"),
     Mutation("full-disk", "experiments/command_line.py", "error.errno == errno.ENOSPC", "False", "tests/test_command_line.py -k full_disk"),
     Mutation("only-example-held-out", "data/stack.py", "np.maximum(sizes - 1, 0))", "sizes)", "tests/test_data.py -k hold_out"),
+    Mutation("memory-not-said", "experiments/train.py", "says_memory=asked or text is not None", "says_memory=asked", "tests/test_forecast.py -k memory"),
     Mutation("everybody-trains", "experiments/newcomers.py", "return part(clients, ~out), part(clients, out)", "return clients, part(clients, out)", "tests/test_after_training.py -k held_out"),
     Mutation("tracebacks", "driver/checkpoint.py", 'return not (record.exc_info and "orbax" in Path(record.pathname).parts)', "return True", "tests/test_checkpoint.py -k full_disk"),
 ]  # fmt: skip

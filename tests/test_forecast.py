@@ -8,6 +8,7 @@ import fedamp_jax
 from fedamp_jax import Placement
 from fedamp_jax.experiments import fedamp_paper, forecast
 from tests.registry import federation
+from tests.small_experiments import command
 
 
 def test_operations_of_a_step():
@@ -34,6 +35,16 @@ def test_a_long_run_is_announced(changes, hours, monkeypatch):
     text = forecast.at_least(None, data, Placement(), options, dict.fromkeys(["FedAMP", "FedAvg"], options.rounds))
     assert text is not None and f"at least {forecast.readable(2 * 3600 * hours)}: 2 methods" in text
     assert f"{forecast.readable(3600 * hours)} each" in text
+
+
+def test_a_long_run_says_its_memory(tmp_path, monkeypatch, capsys):
+    """Before it trains; a short one does not. Failed when only --devices and --offload asked for it."""
+    arguments = ("--rounds", 1, "--epochs", 1, "--methods", "Separate", "--out")
+    for name, text in (("long", "This will take at least a day"), ("short", None)):
+        monkeypatch.setattr(forecast, "at_least", lambda *a, text=text: text)
+        command(monkeypatch, lambda: fedamp_paper.main("practical"), *arguments, tmp_path / name)
+        said = capsys.readouterr().out
+        assert ("a round takes 1 device(s)" in said) == (name == "long"), said
 
 
 def test_a_short_run_is_not_announced(monkeypatch):

@@ -113,6 +113,7 @@ class Training:
         task: the model.
         placement: where the clients live.
         score_rounds: how many of the last rounds are evaluated, whatever `options.evaluate_every` says; None: the last.
+        says_memory: whether to print what a round takes, before each method.
     """
 
     experiment: str
@@ -122,6 +123,7 @@ class Training:
     task: Task
     placement: Placement
     score_rounds: int | None = None
+    says_memory: bool = False
 
     def checkpoints(self, name: str) -> Path:
         """The folder of a method's checkpoints."""
@@ -176,6 +178,8 @@ def train_methods(
     left = {name: options.rounds - run_folder.rounds_done(training.checkpoints(name)) for name in wanted}
     if text := forecast.at_least(task, federation.train, placement, options, left):
         run_folder.console.print(text, highlight=False, soft_wrap=True)
+    asked = options.devices is not None or options.offload
+    training = dataclasses.replace(training, says_memory=asked or text is not None)
     keep = _keeps_checkpoints(training, [algorithms[name] for name in kept])
     began = time.monotonic()
     with compiled_ahead(task, wanted, federation.train, federation.test, placement) as waited_for:
@@ -267,7 +271,7 @@ def train_one(
     if training.score_rounds and options.rounds > training.score_rounds:
         # Each of the last rounds is evaluated: they are a second run, which resumes from the first one's checkpoint.
         legs = [(options.rounds - training.score_rounds, options.evaluate_every), (options.rounds, 1)]
-    if options.devices is not None or options.offload:
+    if training.says_memory:
         devices.print_estimate(algorithm, federation.train, training.placement)
     # With more rounds, the same run goes on.
     settings = {key: value for key, value in run_folder.settings_of(options).items() if key != "rounds"}
