@@ -35,10 +35,11 @@ from fedamp_jax.clients import for_each_client, stream
 from fedamp_jax.driver.checkpoint import Checkpoint
 from fedamp_jax.driver.estimate import estimate
 from fedamp_jax.driver.evaluation import evaluate, predict
-from fedamp_jax.driver.history import Evaluation, Patience, Run, Snapshots
+from fedamp_jax.driver.history import Evaluation, Run, Snapshots
 from fedamp_jax.driver.join import join
 from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
+from fedamp_jax.driver.patience import Patience
 from fedamp_jax.driver.rounds import round, scan_rounds
 from fedamp_jax.faults import corrupted
 from fedamp_jax.minibatches import for_each_minibatch, full_gradient, mean_loss

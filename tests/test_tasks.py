@@ -227,7 +227,7 @@ def test_clients_without_test_data_are_nan():
         placed = fedamp_jax.Placement(chunk=chunk).place(test)
         scores = fedamp_jax.evaluate(task, algorithm.personalize(KEY, result.state, train), placed)
         np.testing.assert_array_equal(scores, result.accuracy[0])
-    from fedamp_jax.driver.history import note_of
+    from fedamp_jax.driver.progress import note_of
 
     assert note_of(ACCURACY, np.array([np.nan, 0.5])) == "50.00 %" and note_of(MSE, np.array([np.nan])) == ""
     rows, _ = data.from_table(np.ones((1, 2)), [1], ["b"], names=["a", "b"], classes=2, allow_empty=True)

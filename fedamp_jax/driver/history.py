@@ -1,17 +1,14 @@
-"""What a run records, and the progress bar that shows it."""
+"""What a run records."""
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedamp_jax.checks import check_integer, check_type
-from fedamp_jax.types import ACCURACY, Data, Info, Metric, Variables
+from fedamp_jax.types import Data, Info, Variables
 
 
 class Snapshots(NamedTuple):
@@ -118,60 +115,6 @@ Observer: TypeAlias = Callable[[Evaluation], Mapping[str, float] | None]
 """Called at each evaluation; the numbers that it returns by name are collected in `Run.observed`. None: no numbers."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """For `run(until=...)`: ends a run in which a metric has not improved for some evaluations.
-
-    What counts is the mean of the metric over the clients that have test data, which has to exceed the best one before,
-    or to fall below it if `metric.larger_is_better` is False.
-
-    Attributes:
-        evaluations: how many evaluations in a row may bring no improvement; at least 1. With `evaluate_every=5`, each
-            stands for five rounds.
-        metric: one of `task.metrics`, such as `fedamp_jax.models.MSE`.
-
-    Raises:
-        TypeError, ValueError: if a value is of the wrong kind or out of range.
-
-    A run that is ended by its test data has an optimistic result: give `run` validation data as `test`
-    (`fedamp_jax.data.hold_out`) and judge the models by test data afterwards.
-
-    >>> curve = np.array([[0.5, 0.7], [0.6, 0.8], [0.6, 0.8], [0.6, 0.7]], np.float32)
-    >>> [Patience(2)(Run(None, metrics={"accuracy": curve[:k]})) for k in (1, 2, 3, 4)]
-    [False, False, False, True]
-    """
-
-    evaluations: int
-    metric: Metric = ACCURACY
-
-    def __post_init__(self):
-        check_integer("evaluations", self.evaluations, low=1)
-        check_type("metric", self.metric, Metric, "one of task.metrics")
-
-    def __call__(self, result: Run) -> bool:
-        """Whether to end the run."""
-        means = np.array([mean_of(scores) for scores in result.metrics[self.metric.name]])
-        rising = np.where(np.isnan(means), -np.inf, means if self.metric.larger_is_better else -means)
-        return bool(len(means)) and len(means) - 1 - int(np.argmax(rising)) >= self.evaluations
-
-
-def check_until(until: Any, names: Collection[str]) -> None:
-    """Checks the `until` of a run whose task has metrics of these names.
-
-    Raises:
-        TypeError: if it is not callable.
-        ValueError: if it waits for another metric.
-    """
-    if until is not None and not callable(until):
-        raise TypeError(f"until must be a function Run -> bool, such as fedamp_jax.Patience(5), got {until!r}")
-    if isinstance(until, Patience) and until.metric.name not in names:
-        there = ", ".join(map(repr, names))
-        raise ValueError(
-            f"until waits for the metric {until.metric.name!r}, but the task has {there}: give "
-            f"Patience({until.evaluations}, metric), where metric is one of task.metrics"
-        )
-
-
 def observers_of(observe: Any) -> tuple[Observer, ...]:
     """The `observe` of a run as a tuple.
 
@@ -208,14 +151,6 @@ def mean_of(scores: np.ndarray) -> float:
     """The mean of a metric `[M]` over the clients that have test data, summed in float64; NaN if none has."""
     known = scores[~np.isnan(scores)]
     return float(known.mean(dtype=np.float64)) if known.size else float("nan")
-
-
-def note_of(metric: Metric, scores: np.ndarray) -> str:
-    """What the progress bar says of a metric `[M]`: the mean over the clients that have test data."""
-    mean = mean_of(scores)
-    if np.isnan(mean):
-        return ""
-    return f"{100 * mean:.2f} %" if metric.name == "accuracy" else f"{metric.name} {mean:.4g}"
 
 
 def keep(result: Run, k: int, info: Info, distances: Any) -> None:
@@ -257,43 +192,3 @@ def warn_finished(directory: Any, done: int) -> None:
 def trim(info: Info, m: int) -> Info:
     """`Info` of the `m` clients, without the rows (and columns of xi) of padding clients."""
     return jax.tree.map(lambda a: a if a.ndim == 0 or a.shape[0] == m else a[(slice(0, m),) * a.ndim], info)
-
-
-class Shown:
-    """Shows how far a run is: a bar in a terminal, elsewhere (a pipe, nohup, SLURM) a line for each evaluated round.
-
-    Args:
-        label: what the run is called.
-        rounds: of the run.
-        done: rounds that were done before.
-        shown: whether to show anything.
-    """
-
-    def __init__(self, label: str, rounds: int, done: int, shown: bool):
-        self._label, self._rounds, self._first, self._began = label, rounds, done, time.monotonic()
-        what, note = TextColumn("{task.description:<17}"), TextColumn("{task.fields[note]}")
-        said = (what, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*said, disable=not shown)
-        self._lines = shown and not self._bar.console.is_terminal
-        if self._lines:
-            self._bar.disable = True
-        self._task = self._bar.add_task(label, total=rounds, completed=done, note="compiling")
-
-    def __enter__(self) -> "Shown":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.stop()
-
-    def update(self, k: int, note: str | None) -> None:
-        """Round `k`, 1-based, is done; what `note_of` says of its main metric if it was evaluated."""
-        fields: dict[str, Any] = {} if note is None else {"note": note}
-        if k == self._first + 1 and note is None:
-            fields = {"note": ""}  # no longer compiling
-        self._bar.update(self._task, completed=k, **fields)
-        if self._lines and note is not None:
-            took = time.monotonic() - self._began
-            left = took / (k - self._first) * (self._rounds - k)
-            text = f"{self._label}: round {k} of {self._rounds}, {note}, {took:.0f} s"
-            print(f"{text}, about {left:.0f} s left" if left else text, flush=True)

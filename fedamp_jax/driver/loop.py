@@ -11,7 +11,8 @@ import numpy as np
 
 from fedamp_jax.checks import check_integer, check_type
 from fedamp_jax.contract import check_loss_fits, check_task, check_task_fits
-from fedamp_jax.driver import history
+from fedamp_jax.driver import history, patience
+from fedamp_jax.driver import progress as progress_shown
 from fedamp_jax.driver.checkpoint import Checkpoint, describe, opened
 from fedamp_jax.driver.continued import continued
 from fedamp_jax.driver.evaluation import personal_models, personal_scores
@@ -95,7 +96,7 @@ def run(
     participation = Participation() if participation is None else participation
     _check_arguments(task, algorithm, rounds, evaluate_every, participation, checkpoint)
     observers = history.observers_of(observe)
-    history.check_until(until, [metric.name for metric in task.metrics])
+    patience.check_until(until, [metric.name for metric in task.metrics])
     train, test = _placed(train, test, placement)
     m, place = train.clients, train.placement
     participation.present(m)
@@ -129,8 +130,8 @@ def run(
         done = max(done, given)
         if checkpoint is not None and done >= rounds and not checkpoint.fingerprint:
             history.warn_finished(checkpoint.directory, done)
-        over = done >= rounds or _ended(until, result, done)
-        shown = stack.enter_context(history.Shown(label, rounds, done, bool(progress) and first and not over))
+        over = done >= rounds or patience.ended(until, result, done)
+        shown = stack.enter_context(progress_shown.Shown(label, rounds, done, bool(progress) and first and not over))
         for k in range(done, done if over else rounds):
             began = time.perf_counter()
             key_online, key_round, key_use = round_keys(key, k)
@@ -145,10 +146,10 @@ def run(
             if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
                 scores = np.asarray(personal_scores(task, algorithm, key_use, result.state, train, test))[:m]
                 models = functools.partial(personal_models, algorithm, key_use, result.state, train, m)
-                by_name = {metric.name: scores[:, i] for i, metric in enumerate(task.metrics)}
-                loss = history.training_loss(info)
-                history.record(result, Evaluation(k + 1, by_name, loss, info, result.state, models), observers)
-                note = history.note_of(task.metrics[0], scores[:, 0])
+                by_name = dict(zip(result.metrics, scores.T, strict=True))
+                seen = Evaluation(k + 1, by_name, history.training_loss(info), info, result.state, models)
+                history.record(result, seen, observers)
+                note = progress_shown.note_of(task.metrics[0], scores[:, 0])
             took = time.perf_counter() - began
             if kept is not None:
                 history.keep(result, k + 1, info, distances)
@@ -156,7 +157,7 @@ def run(
             if k == done:
                 result.first_seconds, result.starts = result.first_seconds + took, result.starts + 1
             shown.update(k + 1, note)
-            over = k + 1 == rounds or _ended(until, result, k + 1)
+            over = k + 1 == rounds or patience.ended(until, result, k + 1)
             if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or over):
                 saved.save(k + 1, result)
             if asked.signal:
@@ -164,11 +165,6 @@ def run(
             if over:
                 break
     return result
-
-
-def _ended(until: Callable[[Run], bool] | None, result: Run, done: int) -> bool:
-    """Whether `until` ends a run after the round `done`; it is asked if this one was evaluated."""
-    return until is not None and result.rounds[-1:] == [done] and bool(until(result))
 
 
 def _check_arguments(

@@ -1,0 +1,58 @@
+"""What a person sees of a run while it goes on."""
+
+import time
+from typing import Any
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedamp_jax.driver.history import mean_of
+from fedamp_jax.types import Metric
+
+
+def note_of(metric: Metric, scores: np.ndarray) -> str:
+    """What the progress bar says of a metric `[M]`: the mean over the clients that have test data."""
+    mean = mean_of(scores)
+    if np.isnan(mean):
+        return ""
+    return f"{100 * mean:.2f} %" if metric.name == "accuracy" else f"{metric.name} {mean:.4g}"
+
+
+class Shown:
+    """Shows how far a run is: a bar in a terminal, elsewhere (a pipe, nohup, SLURM) a line for each evaluated round.
+
+    Args:
+        label: what the run is called.
+        rounds: of the run.
+        done: rounds that were done before.
+        shown: whether to show anything.
+    """
+
+    def __init__(self, label: str, rounds: int, done: int, shown: bool):
+        self._label, self._rounds, self._first, self._began = label, rounds, done, time.monotonic()
+        what, note = TextColumn("{task.description:<17}"), TextColumn("{task.fields[note]}")
+        said = (what, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*said, disable=not shown)
+        self._lines = shown and not self._bar.console.is_terminal
+        if self._lines:
+            self._bar.disable = True
+        self._task = self._bar.add_task(label, total=rounds, completed=done, note="compiling")
+
+    def __enter__(self) -> "Shown":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.stop()
+
+    def update(self, k: int, note: str | None) -> None:
+        """Round `k`, 1-based, is done; what `note_of` says of its main metric if it was evaluated."""
+        fields: dict[str, Any] = {} if note is None else {"note": note}
+        if k == self._first + 1 and note is None:
+            fields = {"note": ""}  # no longer compiling
+        self._bar.update(self._task, completed=k, **fields)
+        if self._lines and note is not None:
+            took = time.monotonic() - self._began
+            left = took / (k - self._first) * (self._rounds - k)
+            text = f"{self._label}: round {k} of {self._rounds}, {note}, {took:.0f} s"
+            print(f"{text}, about {left:.0f} s left" if left else text, flush=True)
