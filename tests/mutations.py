@@ -289,6 +289,8 @@ MUTATIONS = [
     Mutation("leads-own-optimizers", "experiments/leads.py", '(keep._replace(optimizer=optimizer), *rest)', '(keep, *rest)', "tests/test_leads.py -k one_optimizer"),
     Mutation("leads-optimizer-of-rounds", "experiments/leads.py", 'jnp.broadcast_to(a, b.shape), after, before)', 'b, after, before)', "tests/test_leads.py -k one_optimizer"),
     Mutation("leads-base-changed", "experiments/leads.py", 'lead: str = "base"\n    """What is changed, by name."""', 'lead: str = "tenth"\n    """What is changed, by name."""', "tests/test_leads.py -k base"),
+    Mutation("leads-first-text", "experiments/tables.py", 'str(part["settings"]["lead"]), part["methods"]', 'str(parts[0]["settings"]["lead"]), part["methods"]', "tests/test_tables.py -k leads"),
+    Mutation("leads-twice", "experiments/tables.py", 'own = ("ablation", "leads")', 'own = ("ablation",)', "tests/test_tables.py -k leads"),
     Mutation("leads-first-only", "experiments/leads.py", 'for name in options.lead.split("+")]', 'for name in options.lead.split("+")[:1]]', "tests/test_leads.py -k together"),
     Mutation("tracebacks", "driver/checkpoint.py", 'return not (record.exc_info and "orbax" in Path(record.pathname).parts)', "return True", "tests/test_checkpoint.py -k full_disk"),
 ]  # fmt: skip

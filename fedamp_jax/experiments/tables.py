@@ -19,12 +19,22 @@ from matplotlib.figure import Figure
 
 from fedamp_jax import metrics
 from fedamp_jax.algorithms.registry import METHODS, PAPER_METHODS
-from fedamp_jax.experiments import ablation, command_line, convergence, faulty, paper_values, plotting, run_folder
+from fedamp_jax.experiments import (
+    ablation,
+    command_line,
+    convergence,
+    faulty,
+    leads,
+    paper_values,
+    plotting,
+    run_folder,
+)
 from fedamp_jax.experiments.paper_tables import TITLES, fedamp_table, number, pflego_tables, spread, table
-from fedamp_jax.experiments.result_files import Record, Row, in_tables, methods_in, read, rows, slim
+from fedamp_jax.experiments.result_files import Record, Row, in_tables, methods_in, read, rows, single_runs, slim
 from fedamp_jax.experiments.schema import (
     ConvergenceResults,
     FaultyResults,
+    GridResults,
     Results,
     RunResults,
     is_convergence,
@@ -55,8 +65,9 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     groups: dict[str, list[Row]] = {}
     for row in measured:
         groups.setdefault(row.record.name, []).append(row)
-    # All parts of a run, if one of them is not in the papers' tables; an ablation has its own table.
-    groups = {k: g for k, g in groups.items() if not all(map(in_tables, g)) and g[0].head["experiment"] != "ablation"}
+    # All parts of a run, if one of them is not in the papers' tables; some experiments have their own table.
+    own = ("ablation", "leads")
+    groups = {k: g for k, g in groups.items() if not all(map(in_tables, g)) and g[0].head["experiment"] not in own}
     for name, group in groups.items():
         columns = dict.fromkeys(_conditions(row.settings) for row in group)
         found = {(row.method, _conditions(row.settings)): row for row in group}
@@ -142,6 +153,24 @@ def decisions(run: str, content: RunResults) -> list[str]:
     return [f"## FedAMP's design decisions (run `{run}`)", text, table(head, body)]
 
 
+def unstated(run: str, content: RunResults | GridResults) -> list[str]:
+    """The practical setting with things changed that the paper does not say: accuracy of every method."""
+    parts = single_runs(content)
+    names = list(dict.fromkeys(name for part in parts for name in part["methods"]))
+    body, paper = [], {}
+    for part in parts:
+        lead, methods = str(part["settings"]["lead"]), part["methods"]
+        cells = [number(methods[name]["bmta"]) if name in methods else "-" for name in names]
+        body.append([lead, "; ".join(leads.LEADS[one].text for one in lead.split("+")), *cells])
+        paper |= {name: entry["paper"] for name, entry in methods.items()}
+    body.append(["*the paper*", "", *(number(paper[name]) for name in names)])
+    text = (
+        f"{TITLES[content['dataset']]}, {parts[0]['settings']['model']}, {content['rounds']} rounds; BMTA in percent."
+    )
+    head = ["lead", "what is changed", *names]
+    return [f"## Leads on the paper's FedAvg (run `{run}`)", text, table(head, body)]
+
+
 def runs(records: Sequence[Record], measured: Sequence[Row]) -> list[str]:
     """The command, device and versions of every record, and rounds and seconds of its rows."""
     out = ["## Runs"]
@@ -169,7 +198,9 @@ def whole_command(content: Results) -> str:
             words.append(word)
     held = tuple(methods_in(content))
     pflego = {"degrees": paper_values.PFLEGO_METHODS, "omniglot": paper_values.OMNIGLOT_METHODS}
-    every = {**pflego, "ablation": tuple(ablation.VARIANTS)}.get(content["experiment"], tuple(METHODS))
+    every = {**pflego, "ablation": tuple(ablation.VARIANTS), "leads": leads.METHODS}.get(
+        content["experiment"], tuple(METHODS)
+    )
     # A file may be older than the methods that were added since.
     if held and set(held) not in (set(every), set(every) - set(_ADDED)):
         words += ["--methods", *(["paper"] if held == PAPER_METHODS else held)]
@@ -217,6 +248,8 @@ def page(records: Sequence[Record], command: str, images: Sequence[str] = ()) ->
             out += faulty_clients(record.name, record.content)
         elif record.content["experiment"] == "ablation":
             out += decisions(record.name, cast(RunResults, record.content))
+        elif record.content["experiment"] == "leads":
+            out += unstated(record.name, cast(RunResults | GridResults, record.content))
     if images:
         out += ["## Figures", *(f"![{Path(image).stem}]({image})" for image in images)]
     return "\n\n".join([*out, *runs(records, measured)]) + "\n"
