@@ -277,7 +277,7 @@ MUTATIONS = [
     Mutation("leads-images-unsorted", "experiments/leads.py", 'x=jnp.asarray(x[rows, order])', 'x=jnp.asarray(x)', "tests/test_leads.py -k sorted_by_class"),
     Mutation("leads-padding-sorted", "experiments/leads.py", 'np.where(real, y, y.max() + 1)', 'y', "tests/test_leads.py -k sorted_by_class"),
     Mutation("leads-shuffled", "experiments/leads.py", 'shuffle=False', 'shuffle=True', "tests/test_leads.py -k not_shuffled"),
-    Mutation("leads-even-test", "experiments/leads.py", 'even(source, "train", "test")', 'even(source, "train")', "tests/test_leads.py -k frequent"),
+    Mutation("leads-even-test", "experiments/leads.py", 'for split in ("train", "test"):', 'for split in ("train",):', "tests/test_leads.py -k frequent"),
     Mutation("leads-even-labels", "experiments/leads.py", '"x_{split}": x[rows]', '"x_{split}": x[: len(rows)]', "tests/test_leads.py -k frequent"),
     Mutation("leads-pixels-of-evaluation", "experiments/leads.py", 'task.predict(variables, raw(x))', 'task.predict(variables, x)', "tests/test_leads.py -k pixels"),
     Mutation("leads-pixels-of-training", "experiments/leads.py", 'batch._replace(x=raw(batch.x))', 'batch', "tests/test_leads.py -k pixels"),

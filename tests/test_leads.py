@@ -64,20 +64,16 @@ def test_examples_are_not_shuffled(lead):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize(("lead", "splits"), [("even", ("train", "test")), ("even-train", ("train",))])
-def test_classes_are_equally_frequent(lead, splits):
-    """In these splits. Failed with the test pool left as it is, and with one that was changed, too."""
+def test_classes_are_equally_frequent():
+    """In both pools, and images keep their labels. Failed with the test pool left as it is."""
     source = fedamp_jax.data.load("digits")
     source = source._replace(x_test=source.x_test[7:], y_test=source.y_test[7:])  # it has 50 of each class otherwise
-    changed = leads.LEADS[lead].source(source)
+    changed = leads.LEADS["even"].source(source)
     for split in ("train", "test"):
-        x, y, found = (getattr(s, f"{a}_{split}") for s, a in ((source, "x"), (source, "y"), (changed, "y")))
-        if split in splits:
-            assert set(np.bincount(found)) == {np.bincount(y).min()}
-            known = {(a.tobytes(), int(b)) for a, b in zip(x, y)}
-            assert {(a.tobytes(), int(b)) for a, b in zip(getattr(changed, f"x_{split}"), found)} <= known
-        else:
-            assert found is y
+        (x, y), (found_x, found_y) = ((getattr(s, f"x_{split}"), getattr(s, f"y_{split}")) for s in (source, changed))
+        assert set(np.bincount(found_y)) == {np.bincount(y).min()}
+        pairs, found = ({(a.tobytes(), int(b)) for a, b in zip(*p)} for p in ((x, y), (found_x, found_y)))
+        assert found <= pairs
 
 
 def test_pixels_are_not_scaled():
@@ -95,7 +91,7 @@ def test_pixels_are_not_scaled():
     )
 
 
-@pytest.mark.parametrize("weight", [1e-4, 1e-3, 1e-2])
+@pytest.mark.parametrize("weight", [1e-3, 1e-2])
 def test_l2(weight):
     """A step without a loss is -rate weight w. Failed with the decay after the optimizer."""
     solver = leads.LEADS[f"l2-{weight:.0e}".replace("e-0", "e-")].solver(Solver(optax.sgd(0.1)))

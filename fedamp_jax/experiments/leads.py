@@ -84,9 +84,9 @@ def by_class(clients: Federation) -> Federation:
     return clients._replace(train=clients.train._replace(x=jnp.asarray(x[rows, order]), y=jnp.asarray(y[rows, order])))
 
 
-def even(source: Source, *splits: str) -> Source:
-    """As many examples of each class as of the rarest in a split's pool, which a client's other classes follow."""
-    for split in splits:
+def even(source: Source) -> Source:
+    """As many examples of each class as of the rarest in the pools, whose frequencies a client's other classes have."""
+    for split in ("train", "test"):
         x, y = getattr(source, f"x_{split}"), getattr(source, f"y_{split}")
         rows = np.concatenate([np.flatnonzero(y == c)[: np.bincount(y).min()] for c in range(source.classes)])
         source = source._replace(**{f"x_{split}": x[rows], f"y_{split}": y[rows]})
@@ -161,13 +161,11 @@ in_order = functools.partial(dataclasses.replace, shuffle=False)
 LEADS = {
     "base": Lead("as in `practical.py`"),
     "tenth": Lead("a tenth of each client's training examples", clients=tenth),
-    "l2-1e-4": Lead("1e-4 w added to every gradient", solver=functools.partial(l2, weight=1e-4)),
     "l2-1e-3": Lead("1e-3 w added to every gradient", solver=functools.partial(l2, weight=1e-3)),
     "l2-1e-2": Lead("1e-2 w added to every gradient", solver=functools.partial(l2, weight=1e-2)),
     "in-order": Lead("examples are not shuffled", solver=in_order),
     "sorted": Lead("examples are not shuffled but sorted by class", clients=by_class, solver=in_order),
-    "even": Lead("classes equally frequent in the pools", source=lambda source: even(source, "train", "test")),
-    "even-train": Lead("classes equally frequent in the training pool", source=lambda source: even(source, "train")),
+    "even": Lead("classes equally frequent in the data that clients draw from", source=even),
     "other-models": Lead("FedAvg judged before the average, FedAvg-FT and FedAMP after it", methods=other_models),
     "one-optimizer": Lead("one optimizer state for all clients and rounds", methods=one_optimizer,
                           solver=functools.partial(dataclasses.replace, keep_optimizer=True)),

@@ -160,7 +160,8 @@ def unstated(run: str, content: RunResults | GridResults) -> list[str]:
     body, paper = [], {}
     for part in parts:
         lead, methods = str(part["settings"]["lead"]), part["methods"]
-        cells = [number(methods[name]["bmta"]) if name in methods else "-" for name in names]
+        found = [methods.get(name) for name in names]
+        cells = [spread(entry["bmta"], entry.get("bmta_std")) if entry else "-" for entry in found]
         body.append([lead, "; ".join(leads.LEADS[one].text for one in lead.split("+")), *cells])
         paper |= {name: entry["paper"] for name, entry in methods.items()}
     body.append(["*the paper*", "", *(number(paper[name]) for name in names)])
