@@ -87,6 +87,7 @@ def _conditions(own: Mapping[str, Any]) -> str:
     """How these settings differ from those of the papers' tables, as text."""
     words = [paper_values.DEGREES[own["degree"]]] if own.get("degree") else []
     words += [f"{run_folder.percent(own['participation'])} invited"] * (own["participation"] != 1 or bool(words))
+    words += [own["lead"]] if own.get("lead") else []
     words += [f"{run_folder.percent(own['drop_rate'])} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
@@ -153,10 +154,10 @@ def decisions(run: str, content: RunResults) -> list[str]:
     return [f"## FedAMP's design decisions (run `{run}`)", text, table(head, body)]
 
 
-def unstated(run: str, content: RunResults | GridResults) -> list[str]:
-    """The practical setting with things changed that the paper does not say: accuracy of every method."""
+def lead_table(run: str, content: RunResults | GridResults) -> list[str]:
+    """The practical setting with one thing changed at a time: accuracy of every method."""
     parts = single_runs(content)
-    names = list(dict.fromkeys(name for part in parts for name in part["methods"]))
+    names = [name for name in leads.METHODS if any(name in part["methods"] for part in parts)]
     body, paper = [], {}
     for part in parts:
         lead, methods = str(part["settings"]["lead"]), part["methods"]
@@ -250,7 +251,7 @@ def page(records: Sequence[Record], command: str, images: Sequence[str] = ()) ->
         elif record.content["experiment"] == "ablation":
             out += decisions(record.name, cast(RunResults, record.content))
         elif record.content["experiment"] == "leads":
-            out += unstated(record.name, cast(RunResults | GridResults, record.content))
+            out += lead_table(record.name, cast(RunResults | GridResults, record.content))
     if images:
         out += ["## Figures", *(f"![{Path(image).stem}]({image})" for image in images)]
     return "\n\n".join([*out, *runs(records, measured)]) + "\n"
