@@ -1,4 +1,4 @@
-"""What might explain the paper's FedAvg on MNIST: the practical setting with one unstated thing changed at a time.
+"""What might explain the paper's FedAvg on MNIST: the practical setting with one thing changed at a time.
 
     python experiments/leads.py                          # the bundled digits
     python experiments/leads.py --dataset mnist --data-dir DIR --model mlp --leads tenth sorted --methods FedAvg FedAMP
