@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "degrees": Experiment("2, half or all of the classes per client (PFLEGO paper)", "degrees"),
     "omniglot": Experiment("50 alphabets (PFLEGO paper)", "omniglot"),
     "ablation": Experiment("FedAMP with one decision changed at a time", "ablation"),
+    "leads": Experiment("what might explain the FedAMP paper's FedAvg on MNIST", "leads"),
     "attention": Experiment("FedAMP with other attention weights", "attention"),
     "faulty": Experiment("some clients send something else", "faulty"),
     "convergence": Experiment("the convergence theorems of the FedAMP paper", "convergence"),

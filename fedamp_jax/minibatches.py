@@ -102,7 +102,7 @@ def for_each_minibatch(
         return step(carry, take_batch(client, rows, real), jax.random.fold_in(key_steps, t))
 
     steps = epochs * per_pass
-    most = (solver.max_epochs if shuffle else 1) * (padded // width)
+    most = (epochs if isinstance(epochs, int) else solver.max_epochs) * (padded // width)
     return repeat(steps, one, carry, at_most=most), steps
 
 

@@ -27,8 +27,9 @@ class Solver:
             unless `keep_optimizer`; there is a warning where it is told.
         epochs: passes over the client's data in a round; a pair `(low, high)` draws a whole number uniformly from
             `low..high` for each client and round (the paper's heterogeneous training: `(1, 19)`).
-        batch_size: examples per step. The last batch of a pass holds what is left; the data are reshuffled each pass.
+        batch_size: examples per step. The last batch of a pass holds what is left.
         keep_optimizer: keep each client's optimizer state from round to round. The papers start afresh.
+        shuffle: reshuffle the client's data in each pass; False reads them in the order in which they are stored.
 
     Raises:
         TypeError, ValueError: if a value is of the wrong kind or out of range.
@@ -41,6 +42,7 @@ class Solver:
     epochs: int | tuple[int, int] = 10
     batch_size: int = 100
     keep_optimizer: bool = False
+    shuffle: bool = True
 
     def __post_init__(self):
         if not isinstance(self.optimizer, optax.GradientTransformation):
@@ -203,7 +205,7 @@ def solve(
         return optax.apply_updates(trained, updates), stats, opt_state, total + value
 
     carry = (trained, start.stats, opt_state, jnp.zeros((), jnp.float32))
-    carry, steps = for_each_minibatch(solver, key, client, step, carry, epochs=epochs)
+    carry, steps = for_each_minibatch(solver, key, client, step, carry, epochs=epochs, shuffle=solver.shuffle)
     trained, stats, opt_state, total = carry
     local = Local(Variables(combine(trained, frozen), stats), opt_state if solver.keep_optimizer else ())
     return local, total / jnp.maximum(steps, 1).astype(jnp.float32)

@@ -129,6 +129,29 @@ def test_one_step_is_gradient_penalty_and_correction():
     np.testing.assert_allclose(loss, value, rtol=1e-5)
 
 
+def test_unshuffled_training_follows_the_data():
+    """Two passes of SGD by hand. Failed with shuffled examples."""
+    task, one = tiny_task(), client()
+    start = task.init(KEY)
+    solver = Solver(optax.sgd(0.1), 2, 3, shuffle=False)
+    local, _ = solve(task, solver, KEY, one, start, epochs=2, k=jnp.int32(0))
+    params = start.params
+    for rows in 2 * [[0, 1, 2], [3, 4, 5], [6]]:
+        some = fedamp_jax.Batch(one.x[np.array(rows)], one.y[np.array(rows)], jnp.ones(len(rows), bool), one.classes)
+        grads = jax.grad(lambda p, some=some: task.loss(Variables(p, start.stats), some, KEY)[0])(params)
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+    chex.assert_trees_all_close(local.variables.params, params, rtol=1e-5, atol=1e-6)
+
+
+def test_unshuffled_pfedme():
+    """Its own loop over minibatches, whose order depends on the key. Failed with shuffled examples."""
+    data, task = federation(), tiny_task()
+    algorithm = fedamp_jax.pfedme(task, Solver(optax.sgd(0.1), 1, 3, shuffle=False))
+    state = algorithm.init(KEY, data)
+    one, other = (algorithm.round(jax.random.key(i), state, data)[0] for i in (1, 2))
+    chex.assert_trees_all_equal(one, other)
+
+
 def test_what_is_not_trainable_stays():
     """Bit for bit, also under a penalty and weight decay. Failed with the gradient masked but not the penalty."""
     task, one = tiny_task(), client()

@@ -96,7 +96,8 @@ def pfedme(
                 return jax.tree.map(lambda a, b: a - rate * (a - b), w_i, theta.params), theta, total + loss
 
             begin = (w, Variables(w, mine[0].stats), jnp.zeros((), jnp.float32))
-            (w_i, theta, total), steps = for_each_minibatch(solver, key, client, step, begin, epochs=epochs)
+            (w_i, theta, total), steps = for_each_minibatch(solver, key, client, step, begin, epochs=epochs,
+                                                            shuffle=solver.shuffle)  # fmt: skip
             return (theta, w_i), total / jnp.maximum(steps, 1).astype(jnp.float32)
 
         received = broadcast(w, data.y.shape[0])

@@ -14,7 +14,7 @@ from fedamp_jax import Algorithm, Solver, Task
 from fedamp_jax.algorithms.registry import Setup, make_all
 from fedamp_jax.attention import Perplexity, perplexity
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.data import Federation
+from fedamp_jax.data import Federation, Source
 from fedamp_jax.experiments import command_line, dry_run, grid, newcomers, paper_values, report, run_folder
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.sweep import sweep_sigma
@@ -140,9 +140,9 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
     return options
 
 
-def load(options: Options, setting: str) -> Federation:
-    """The clients, in an order that gives every device a similar amount of work."""
-    source = dry_run.source(options)
+def load(options: Options, setting: str, source: Source | None = None) -> Federation:
+    """The clients, in an order that gives every device a similar amount of work; `source` in place of the data set."""
+    source = source or dry_run.source(options)
     own = {name: value for name, value in vars(options).items() if name in ("alpha", "clients")}
     clients = fedamp_jax.data.federation(options.dataset, setting, seed=options.seed, source=source, **own)
     if options.quick:
@@ -189,13 +189,15 @@ def sigma_of(value: float | Literal["auto"]) -> float | Perplexity:
     return perplexity(paper_values.PERPLEXITY) if value == "auto" else value
 
 
-def make_algorithms(setting: str, options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
-    """Every method by its name, in the order of the tables."""
+def make_algorithms(
+    setting: str, options: Options, federation: Federation, task: Task, solver: Solver | None = None
+) -> dict[str, Algorithm]:
+    """Every method by its name, in the order of the tables; `solver` in place of that of the options."""
     assert options.sigma is not None and options.heur_sigma is not None  # `finish` has set them
     steps = Solver(optax.sgd(paper_values.BETA), paper_values.TAU, options.batch_size)
     setup = Setup(
         task=task,
-        solver=make_solver(options),
+        solver=solver or make_solver(options),
         sigma=sigma_of(options.sigma),
         heur_sigma=sigma_of(options.heur_sigma),
         self_weight=paper_values.self_weights(setting, federation),

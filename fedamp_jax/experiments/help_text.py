@@ -11,7 +11,7 @@ from tyro import conf
 GROUPS = {
     "data": "dataset data_dir setting split alpha balanced clients degrees labels rotations dimension examples "
     "train_share validation_fraction holdout_clients",
-    "methods and rounds": "methods rounds quick participation drop_rate seed seeds evaluate_every measure "
+    "methods and rounds": "methods leads rounds quick participation drop_rate seed seeds evaluate_every measure "
     "attacks shares",
     "local training": "model norm width epochs epochs_range batch_size optimizer learning_rate sgd_learning_rate "
     "keep_optimizer tau client_rate server_rate server",

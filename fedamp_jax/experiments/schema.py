@@ -274,6 +274,12 @@ class AblationSettings(ModelSettings):
     sigma: float
 
 
+class LeadsSettings(ModelSettings):
+    """Settings that the tables need from a run of one of the leads."""
+
+    lead: str
+
+
 class FaultySettings(Settings):
     """Settings that the tables need from a run with faulty clients."""
 
@@ -283,7 +289,7 @@ class FaultySettings(Settings):
 
 _SETTINGS = {
     "iid": ModelSettings, "pathological": ModelSettings, "practical": ModelSettings, "ablation": AblationSettings,
-    "faulty": FaultySettings, "attention": ModelSettings,
+    "faulty": FaultySettings, "attention": ModelSettings, "leads": LeadsSettings,
 }  # fmt: skip
 _METHODS = {"degrees": ScoredMethodResults, "omniglot": ScoredMethodResults}
 

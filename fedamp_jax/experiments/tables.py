@@ -19,12 +19,22 @@ from matplotlib.figure import Figure
 
 from fedamp_jax import metrics
 from fedamp_jax.algorithms.registry import METHODS, PAPER_METHODS
-from fedamp_jax.experiments import ablation, command_line, convergence, faulty, paper_values, plotting, run_folder
+from fedamp_jax.experiments import (
+    ablation,
+    command_line,
+    convergence,
+    faulty,
+    leads,
+    paper_values,
+    plotting,
+    run_folder,
+)
 from fedamp_jax.experiments.paper_tables import TITLES, fedamp_table, number, pflego_tables, spread, table
-from fedamp_jax.experiments.result_files import Record, Row, in_tables, methods_in, read, rows, slim
+from fedamp_jax.experiments.result_files import Record, Row, in_tables, methods_in, read, rows, single_runs, slim
 from fedamp_jax.experiments.schema import (
     ConvergenceResults,
     FaultyResults,
+    GridResults,
     Results,
     RunResults,
     is_convergence,
@@ -55,8 +65,9 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     groups: dict[str, list[Row]] = {}
     for row in measured:
         groups.setdefault(row.record.name, []).append(row)
-    # All parts of a run, if one of them is not in the papers' tables; an ablation has its own table.
-    groups = {k: g for k, g in groups.items() if not all(map(in_tables, g)) and g[0].head["experiment"] != "ablation"}
+    # All parts of a run, if one of them is not in the papers' tables; some experiments have their own table.
+    own = ("ablation", "leads")
+    groups = {k: g for k, g in groups.items() if not all(map(in_tables, g)) and g[0].head["experiment"] not in own}
     for name, group in groups.items():
         columns = dict.fromkeys(_conditions(row.settings) for row in group)
         found = {(row.method, _conditions(row.settings)): row for row in group}
@@ -76,6 +87,7 @@ def _conditions(own: Mapping[str, Any]) -> str:
     """How these settings differ from those of the papers' tables, as text."""
     words = [paper_values.DEGREES[own["degree"]]] if own.get("degree") else []
     words += [f"{run_folder.percent(own['participation'])} invited"] * (own["participation"] != 1 or bool(words))
+    words += [own["lead"]] if own.get("lead") else []
     words += [f"{run_folder.percent(own['drop_rate'])} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
@@ -142,6 +154,25 @@ def decisions(run: str, content: RunResults) -> list[str]:
     return [f"## FedAMP's design decisions (run `{run}`)", text, table(head, body)]
 
 
+def lead_table(run: str, content: RunResults | GridResults) -> list[str]:
+    """The practical setting with one thing changed at a time: accuracy of every method."""
+    parts = single_runs(content)
+    names = [name for name in leads.METHODS if any(name in part["methods"] for part in parts)]
+    body, paper = [], {}
+    for part in parts:
+        lead, methods = str(part["settings"]["lead"]), part["methods"]
+        found = [methods.get(name) for name in names]
+        cells = [spread(entry["bmta"], entry.get("bmta_std")) if entry else "-" for entry in found]
+        body.append([lead, "; ".join(leads.LEADS[one].text for one in lead.split("+")), *cells])
+        paper |= {name: entry["paper"] for name, entry in methods.items()}
+    body.append(["*the paper*", "", *(number(paper[name]) for name in names)])
+    text = (
+        f"{TITLES[content['dataset']]}, {parts[0]['settings']['model']}, {content['rounds']} rounds; BMTA in percent."
+    )
+    head = ["lead", "what is changed", *names]
+    return [f"## Leads on the paper's FedAvg (run `{run}`)", text, table(head, body)]
+
+
 def runs(records: Sequence[Record], measured: Sequence[Row]) -> list[str]:
     """The command, device and versions of every record, and rounds and seconds of its rows."""
     out = ["## Runs"]
@@ -169,7 +200,9 @@ def whole_command(content: Results) -> str:
             words.append(word)
     held = tuple(methods_in(content))
     pflego = {"degrees": paper_values.PFLEGO_METHODS, "omniglot": paper_values.OMNIGLOT_METHODS}
-    every = {**pflego, "ablation": tuple(ablation.VARIANTS)}.get(content["experiment"], tuple(METHODS))
+    every = {**pflego, "ablation": tuple(ablation.VARIANTS), "leads": leads.METHODS}.get(
+        content["experiment"], tuple(METHODS)
+    )
     # A file may be older than the methods that were added since.
     if held and set(held) not in (set(every), set(every) - set(_ADDED)):
         words += ["--methods", *(["paper"] if held == PAPER_METHODS else held)]
@@ -217,6 +250,8 @@ def page(records: Sequence[Record], command: str, images: Sequence[str] = ()) ->
             out += faulty_clients(record.name, record.content)
         elif record.content["experiment"] == "ablation":
             out += decisions(record.name, cast(RunResults, record.content))
+        elif record.content["experiment"] == "leads":
+            out += lead_table(record.name, cast(RunResults | GridResults, record.content))
     if images:
         out += ["## Figures", *(f"![{Path(image).stem}]({image})" for image in images)]
     return "\n\n".join([*out, *runs(records, measured)]) + "\n"
