@@ -28,7 +28,7 @@ def test_base_is_the_practical_setting():
     """Failed with a lead's change in `base`, too."""
     options = fedamp_paper.finish(leads.Options(), "practical")
     clients, _, methods = leads.prepare(options)
-    expected, _, every = fedamp_paper.prepare("practical", options)
+    expected, _, every, _ = fedamp_paper.prepare("practical", options)
     jax.tree.map(np.testing.assert_array_equal, clients, expected)
     assert list(methods) == list(leads.METHODS)
     one = lambda a: a.round(KEY, a.init(KEY, clients.train), clients.train)[0]  # noqa: E731
