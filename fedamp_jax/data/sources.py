@@ -185,7 +185,8 @@ def _absent(name: str, path: Path, why: str) -> FileNotFoundError:
     return FileNotFoundError(
         f"data set {name!r} was not found: {why}.\n"
         f"Save it as {path} with numpy.savez, with the arrays\n{_needed(name)}\n"
-        f"or as {name}.npz in any folder and pass data_dir=FOLDER; load('digits') needs no file and no network."
+        f"or as {name}.npz in any folder, and give that folder: data_dir=FOLDER, or --data-dir FOLDER on the command "
+        "line. The data set 'digits' needs no file and no network."
     )
 
 
