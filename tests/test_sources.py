@@ -309,7 +309,7 @@ def test_without_a_network_an_error_is_raised_within_seconds(host, monkeypatch, 
     awake.set()
     message = str(caught.value)
     for part in (str(cache / "emnist.npz"), f"127.0.0.1:{port} cannot be reached", "x_train      uint8 [n, 28, 28]",
-                 "y_test       integers [n] in 0..61", "data_dir=FOLDER", "load('digits')"):  # fmt: skip
+                 "y_test       integers [n] in 0..61", "data_dir=FOLDER", "data set 'digits' needs"):  # fmt: skip
         assert part in message
     assert not cache.exists()
 
