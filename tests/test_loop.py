@@ -250,16 +250,17 @@ def test_many_rounds_leave_nothing_behind(rounds, tmp_path):
     try:
         fedamp_jax.run(task, algorithm, clients, clients, rounds=rounds, evaluate_every=rounds // 20, observe=observe,
                        progress=False, participation=Participation(drop_rate=0.25),
-                       checkpoint=Checkpoint(tmp_path / "checkpoints", every=rounds // 8))  # fmt: skip
+                       checkpoint=Checkpoint(tmp_path / "checkpoints", every=rounds // 40))  # fmt: skip
     finally:
         jax.monitoring.unregister_event_duration_listener(on_event)
     memory, arrays, files, threads, compilations = np.array(seen).T
     assert compiled_round._cache_size() == before + 1
     assert compilations[-1] == compilations[1], "something compiled after a tenth of the rounds"
-    # The lowest of the second quarter and of the last: what a save in the background holds comes and goes.
+    # The lowest of the second quarter and of the last: what a save in the background holds comes and goes. A pool of
+    # threads may grow to its full size; one thread for each save would be 20 more.
     parts = slice(4, 10), slice(-5, None)
     early, late = (np.array([a[part].min() for a in (memory, arrays, files, threads)]) for part in parts)
-    assert (late <= early + [10, 2, 2, 2]).all(), f"{early} in the second quarter of the rounds, {late} in the last"
+    assert (late <= early + [10, 2, 2, 8]).all(), f"{early} in the second quarter of the rounds, {late} in the last"
 
 
 def test_placements_do_not_change_what_is_evaluated():
