@@ -100,6 +100,15 @@ def readable_errors() -> Iterator[None]:
         sys.exit(2)
 
 
+def report_unraisable(what: Any) -> None:
+    """A `sys.unraisablehook` that leaves out what TensorStore's threads say while a failed checkpoint is given up.
+
+    By then the error itself has been raised; they find asyncio's loop closed, and would print so many times.
+    """
+    if not (what.exc_type is RuntimeError and str(what.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(what)
+
+
 @contextlib.contextmanager
 def experiment(kind: type[T], text: str | None, name: str, *, several_devices: bool = True) -> Iterator[tuple[T, Path]]:
     """What every experiment begins with: read the command line, split the CPU, choose the folder for the results.
@@ -114,6 +123,7 @@ def experiment(kind: type[T], text: str | None, name: str, *, several_devices: b
         `(options, folder)`. Inside, errors are shown as `readable_errors` does.
     """
     options: Any = parse(kind, text, name)
+    sys.unraisablehook = report_unraisable
     with readable_errors():
         if options.out is not None and not options.out.strip():
             raise ValueError("--out needs the name of a folder; leave it out for one named after the settings")
