@@ -326,6 +326,7 @@ MUTATIONS = [
     Mutation("width-in-tables", "experiments/paper_values.py", ' and own.get("width", 64) == 64', "", "tests/test_experiments.py -k width"),
     Mutation("distances-of-one-scale", "experiments/train.py", "by_distance=name in (sigmas or {})", "by_distance=sigma is not None", "tests/test_command_line.py -k auto"),
     Mutation("closed-loops", "experiments/command_line.py", 'if not (what.exc_type is RuntimeError and str(what.exc_value) == "Event loop is closed"):', "if what.exc_type is not RuntimeError:", "tests/test_command_line.py -k closed_loops"),
+    Mutation("newcomers-without-data", "experiments/method_table.py", "later.get(key, []) if a is not None]", "later.get(key, [])]", "tests/test_report.py -k newcomers"),
     Mutation("full-disk", "experiments/command_line.py", "error.errno == errno.ENOSPC", "False", "tests/test_command_line.py -k full_disk"),
     Mutation("only-example-held-out", "data/stack.py", "np.maximum(sizes - 1, 0))", "sizes)", "tests/test_data.py -k hold_out"),
     Mutation("memory-not-said", "experiments/train.py", "says_memory=asked or text is not None", "says_memory=asked", "tests/test_forecast.py -k memory"),

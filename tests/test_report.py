@@ -336,3 +336,10 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(results, tmp_path, monk
         report.write_json({**results, "clients": 7}, path)
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_newcomers_without_test_data_are_left_out():
+    """The mean is that of the others. Failed with no mean at all."""
+    new = {"clients": [1, 2], "start": [10.0, None], "adapted": [20.0, 40.0]}
+    cells = method_table.cells({"methods": {"A": method_entry([50.0, 60.0], new_clients=new)}, "wilcoxon": {}})
+    assert dict(zip(cells.head, cells.rows[0]))["new clients (%)"] == "10.00"

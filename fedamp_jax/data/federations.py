@@ -146,5 +146,10 @@ def balanced(clients: Federation) -> Federation:
     rank = np.argsort(np.argsort(-size, kind="stable"))
     # The first n multiples of the golden ratio, modulo 1, are spread evenly for every n: large and small clients mix.
     order = np.argsort(rank * (np.sqrt(5) - 1) / 2 % 1)
-    train, test = (jax.tree.map(lambda a: a[order], data) for data in (clients.train, clients.test))
-    return Federation(train, test, None if clients.groups is None else clients.groups[order])
+    return part(clients, order)
+
+
+def part(clients: Federation, rows: np.ndarray) -> Federation:
+    """Some of the clients, or all in another order: by index `[K]` or mask `[M]`."""
+    train, test = (jax.tree.map(lambda a: a[rows], data) for data in (clients.train, clients.test))
+    return Federation(train, test, None if clients.groups is None else clients.groups[rows])

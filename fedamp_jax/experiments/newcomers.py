@@ -11,16 +11,11 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Data, Placement, Solver, Task
 from fedamp_jax.checks import check_integer
 from fedamp_jax.data import Federation
+from fedamp_jax.data.federations import part
 from fedamp_jax.driver.evaluation import personal_scores
 from fedamp_jax.driver.rounds import round_keys
 from fedamp_jax.experiments.schema import NewClients
 from fedamp_jax.types import Array
-
-
-def part(clients: Federation, rows: np.ndarray) -> Federation:
-    """Some clients of a federation."""
-    train, test = (jax.tree.map(lambda a: a[rows], data) for data in (clients.train, clients.test))
-    return Federation(train, test, None if clients.groups is None else clients.groups[rows])
 
 
 def hold_out(clients: Federation, number: int, seed: int) -> tuple[Federation, Federation]:
