@@ -14,6 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from fedamp_jax.experiments import charts, method_table, plotting, report, run_page, styles
 from fedamp_jax.metrics import holm
+from tests.small_experiments import method_entry
 
 NAMES = ["Separate", "FedAvg", "FedAMP", "HeurFedAMP"]
 
