@@ -112,7 +112,7 @@ def test_wide_layers(kernel, stride, dtype, tolerance, monkeypatch):
     monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 1)
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        shapes = (2, 64, 5, 6, 64), (2, kernel, kernel, 64, 64), (2, 64, -(-5 // stride), -(-6 // stride), 64)
+        shapes = (2, 64, 7, 6, 64), (2, kernel, kernel, 64, 64), (2, 64, -(-7 // stride), -(-6 // stride), 64)
         x, w, dy = (jnp.asarray(1 + rng.normal(size=shape), dtype) for shape in shapes)
 
         @functools.partial(jax.jit, static_argnames="lowering")

@@ -27,9 +27,9 @@ def _all(convolution, x, w):
     return dy, (y, *transpose(dy))
 
 
-def _compare(image, pads, m, batch, dtype, tolerance):
+def _compare(image, pads, r, batch, dtype, tolerance):
     rng = np.random.default_rng(0)
-    x, w = rng.normal(size=(batch, *image, 3)), rng.normal(size=(3, 3, 3, 5))
+    x, w = rng.normal(size=(batch, *image, 3)), rng.normal(size=(r, r, 3, 5))
     with jax.enable_x64(True):
         exact = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))  # noqa: E731
         dy, expected = jax.jit(lambda x, w: _all(exact, x, w))(x, w)
@@ -38,9 +38,9 @@ def _compare(image, pads, m, batch, dtype, tolerance):
         @jax.jit
         def ours(x, w, dy):
             return (
-                winograd.forward(x, w, pads, m=m),
-                winograd.to_input(dy, w, x.shape, pads, m=m),
-                winograd.to_kernel(x, dy, pads, m=m),
+                winograd.forward(x, w, pads),
+                winograd.to_input(dy, w, x.shape, pads),
+                winograd.to_kernel(x, dy, r, pads),
             )
 
         for name, mine, theirs in zip(("value", "to input", "to kernel"), ours(x, w, dy), expected, strict=True):
@@ -49,26 +49,31 @@ def _compare(image, pads, m, batch, dtype, tolerance):
             np.testing.assert_allclose(mine / scale, theirs / scale, rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_lax_in_value_and_both_gradients(case, m):
-    """Fails if an entry of a transform is wrong, the gradient does not flip the kernel, or a tile at the border counts
+def test_equals_lax_in_value_and_both_gradients(case):
+    """Fails if a transform of 3 taps is wrong, the gradient does not flip the kernel, or a tile at the border counts
     outputs that do not exist.
     """
-    _compare(*case, m, 2, jnp.float64, 1e-12)
+    _compare(*case, 3, 2, jnp.float64, 1e-12)
 
 
-@pytest.mark.parametrize("m", [2, 4])
-def test_blocks_of_images(m, monkeypatch):
+@pytest.mark.parametrize(("r", "pads"), [(1, (0, 0)), (2, (1, 0)), (4, (1, 2)), (5, (2, 2)), (5, (0, 0)), (5, (4, 1))])
+def test_kernels_of_every_size(r, pads):
+    """Fails if a point of interpolation, or how far tiles overlap, is right for 3 taps only."""
+    _compare((9, 6), (pads, pads), r, 2, jnp.float64, 1e-12)
+
+
+@pytest.mark.parametrize("r", [3, 5])
+def test_blocks_of_images(r, monkeypatch):
     """Fails if the last, padded block is dropped or counted: 7 images in blocks of 2."""
     monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 2 * 64)
-    _compare((8, 8), ((1, 1), (1, 1)), m, 7, jnp.float64, 1e-12)
+    _compare((8, 8), ((1, 1), (1, 1)), r, 7, jnp.float64, 1e-12)
 
 
 def test_error_in_float32():
     """Fails if float32 loses more than Winograd's transforms must, as with products in bfloat16."""
-    _compare((16, 16), ((1, 1), (1, 1)), 2, 8, jnp.float32, 1e-5)
-    _compare((16, 16), ((1, 1), (1, 1)), 4, 8, jnp.float32, 1e-4)
+    _compare((16, 16), ((1, 1), (1, 1)), 3, 8, jnp.float32, 1e-4)
+    _compare((16, 16), ((2, 2), (2, 2)), 5, 8, jnp.float32, 1e-4)
 
 
 def test_blocks_cover_every_image_once(monkeypatch):

@@ -194,23 +194,28 @@ def choose(shape, kernel, dtype, strides, pads, precision) -> tuple[Callable[...
         Three functions: the value of `(x, w)`, the gradient with respect to the input of `(dy, w)`, and the gradient
         with respect to the kernel of `(x, dy)`.
     """
-    # Milliseconds for 100 images on one core with AMX, forward / gradient of the kernel, jax 0.10.2 (0.12 in brackets):
+    # Milliseconds for 100 images on one core, forward / gradient of the kernel, jax 0.10.2 (0.12 in brackets): the
+    # first two columns on an EPYC (Zen 4), the third on a core with AMX. On the EPYC, Winograd's are faster than the
+    # products in bfloat16, except for the forward pass of 512 channels (44 ms).
     #
-    # channels, image   plain, float32        Winograd, float32   products, bfloat16
-    # 64, 32x32         65 / 78 (62 / 114)    42 / 60 (42 / 59)   33 / 44 (38 / 58)
-    # 128, 16x16        62 / 88 (59 / 95)     41 / 47 (42 / 48)   22 / 30 (27 / 38)
-    # 256, 8x8          63 / 74 (82 / 104)    31 / 36 (31 / 38)   16 / 23 (19 / 25)
-    # 512, 4x4          64 / 72 (149 / 175)   35 / 35 (37 / 37)   17 / 19 (17 / 19)
-    # 32 to 64, 14x14   14 / 15               11 / 26 (5x5)       7 / 9 (8 / 13)
+    # channels, image        plain, float32       Winograd, float32   products, bfloat16
+    # 64, 32x32              78 / 81 (80 / 109)   39 / 44 (41 / 44)   33 / 44 (38 / 58)
+    # 128, 16x16             73 / 99 (72 / 109)   33 / 54 (33 / 55)   22 / 30 (27 / 38)
+    # 256, 8x8               74 / 79 (73 / 90)    27 / 32 (28 / 36)   16 / 23 (19 / 25)
+    # 512, 4x4               75 / 82 (78 / 84)    55 / 45 (54 / 47)   17 / 19 (17 / 19)
+    # 32 to 64, 14x14, 5x5   20 / 21 (21 / 21)    12 / 14 (12 / 11)   7 / 9 (8 / 13)
+    # 32, 16x16              5.0 / 6.6 (5.8 / 8.4)  5.9 / 6.4 (5.8 / 6.4)
+    # 16 to 32, 14x14, 5x5   5.1 / 5.3 (6.2 / 6.4)  6.0 / 5.7 (6.1 / 5.7)
     #
     # Winograd's transforms grow with the channels, and what they save with the square of the channels, so narrow layers
     # keep the plain convolution. In bfloat16, 1 to 5x5x32 channels took 44 ms by products and 3 ms by a convolution.
-    few = min(kernel[2:]) < 64
-    if kernel[:2] == (3, 3) and strides == (1, 1) and max(map(max, pads)) <= 2 and not few and dtype.itemsize >= 4:
+    square, wide = kernel[0] == kernel[1] and strides == (1, 1), min(kernel[2:]) >= 32 and dtype.itemsize >= 4
+    size = [n + sum(pad) - k + 1 for n, pad, k in zip(shape[1:3], pads, kernel, strict=False)]
+    if square and wide and max(map(max, pads)) < kernel[0] and winograd.saves(size, kernel[0]):
         return (
             functools.partial(winograd.forward, pads=pads, precision=precision),
             functools.partial(winograd.to_input, shape=shape, pads=pads, precision=precision),
-            functools.partial(winograd.to_kernel, pads=pads, precision=precision),
+            functools.partial(winograd.to_kernel, r=kernel[0], pads=pads, precision=precision),
         )
     if dtype == jnp.bfloat16 and min(kernel[2:]) >= 16:
         return (
