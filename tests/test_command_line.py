@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import sys
 import types
 
@@ -16,6 +17,7 @@ from fedamp_jax.experiments import (
     ablation,
     attention,
     command_line,
+    compare,
     degrees,
     devices,
     dirichlet,
@@ -23,6 +25,7 @@ from fedamp_jax.experiments import (
     fedamp_paper,
     grid,
     paper_values,
+    plotting,
     result_files,
     run_folder,
 )
@@ -315,14 +318,24 @@ def test_validation_data_in_place_of_test_data(load):
 
 
 def test_validation_is_said(tmp_path, monkeypatch, capsys):
-    """In the title of table and page; the paper's numbers are not beside it. Failed with a title that was as ever."""
+    """In the title of table and page and at the axes; the paper's numbers are not beside it.
+
+    Failed with a title that was as ever, and with axes that were.
+    """
     practical = lambda: fedamp_paper.main("practical")  # noqa: E731
     given = ("--quick", "--rounds", 1, "--methods", "Separate", "FedAvg", "--validation-fraction", 0.2)
     command(monkeypatch, practical, *given, "--out", tmp_path / "a")
     said = "practical on digits, judged by validation data"
     assert said in " ".join(capsys.readouterr().out.split())
     assert f"<title>{said}" in (tmp_path / "a" / "report.html").read_text()
-    settings = read(tmp_path / "a")["settings"]
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    compare.execute(compare.Options((str(tmp_path / "a"), str(tmp_path / "b")), out=str(tmp_path / "both.html")))
+    for page in (tmp_path / "a" / "report.html", tmp_path / "both.html"):
+        assert "mean validation accuracy (%)" in page.read_text() and "test accuracy (%)" not in page.read_text()
+    results = read(tmp_path / "a")
+    assert plotting.convergence(results).axes[0].get_ylabel() == "mean validation accuracy (%)"
+    assert plotting.accuracy_distribution(results).axes[0].get_xlabel().startswith("validation accuracy")
+    settings = results["settings"]
     assert settings["validation_fraction"] == 0.2 and not paper_values.as_in_tables({**settings, "epochs": 10})
     (row,) = [r for r in result_files.rows(result_files.read([str(tmp_path / "a")])) if r.method == "FedAvg"]
     other = row._replace(settings={**settings, "validation_fraction": 0.0})

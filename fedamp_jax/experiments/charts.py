@@ -158,8 +158,8 @@ def _limits(values: np.ndarray, log: bool) -> tuple[float, float]:
     return float(low - room), float(high + room)
 
 
-def accuracies(methods: Mapping[str, MethodResults]) -> go.Figure | None:
-    """Every client's accuracy in the best round of each method, as a box with a dot per client."""
+def accuracies(methods: Mapping[str, MethodResults], kind: str = "test") -> go.Figure | None:
+    """Every client's accuracy in the best round of each method, as a box with a dot per client; of which data."""
     looks, figure = styles(methods), go.Figure()
     for name, method in methods.items():
         y = numbers(method["best_accuracy"])
@@ -175,7 +175,7 @@ def accuracies(methods: Mapping[str, MethodResults]) -> go.Figure | None:
         return None
     return figure.update_layout(
         height=90 + 34 * drawn, margin={"l": 10, "r": 10, "t": 10, "b": 45}, hovermode="closest",
-        xaxis={"title": "test accuracy of a client (%)"}, yaxis={"autorange": "reversed", "automargin": True},
+        xaxis={"title": f"{kind} accuracy of a client (%)"}, yaxis={"autorange": "reversed", "automargin": True},
     )  # fmt: skip
 
 

@@ -11,7 +11,16 @@ from fedamp_jax.experiments import charts
 from fedamp_jax.experiments.method_table import number, p_text, spread
 from fedamp_jax.experiments.page import Page
 from fedamp_jax.experiments.result_files import Record, Row, p_value
-from fedamp_jax.experiments.schema import Head, MethodResults, Part, RunResults, is_convergence, is_faulty, is_grid
+from fedamp_jax.experiments.schema import (
+    Head,
+    MethodResults,
+    Part,
+    RunResults,
+    is_convergence,
+    is_faulty,
+    is_grid,
+    judged_by,
+)
 
 _ACCURACIES = """BMTA: best mean test accuracy over the rounds; final: mean test accuracy of the last round; percent. ±:
     standard deviation over seeds."""
@@ -138,11 +147,13 @@ def _mean(entry: MethodResults) -> float:
 
 def _curves(page: Page, runs: Sequence[Shown]) -> None:
     """A chart per run with its methods, and one per method with the runs that have it, all with one scale."""
-    label = "mean test accuracy (%)"
+    kinds = {judged_by(run.run["settings"]) for run in runs}
+    of = f"{kinds.pop()} accuracy" if len(kinds) == 1 else "accuracy"
+    label = f"mean {of} (%)"
     limits = charts.common_limits([m for run in runs for m in run.run["methods"].values()], "mean_accuracy")
-    page.heading("Mean test accuracy by run")
+    page.heading(f"Mean {of} by run")
     page.charts({run.name: charts.curves(run.run["methods"], "mean_accuracy", label, limits=limits) for run in runs})
-    page.heading("Mean test accuracy by method")
+    page.heading(f"Mean {of} by method")
     shared = {name: [run for run in runs if name in run.run["methods"]] for name in methods_of(runs)}
     page.charts(
         {

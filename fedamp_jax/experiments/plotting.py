@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedamp_jax.experiments import styles
-from fedamp_jax.experiments.schema import GridResults, RunResults, title
+from fedamp_jax.experiments.schema import GridResults, RunResults, judged_by, title
 
 _BLACK, _RED = "#000000", styles.RED
 FORMATS = ("png", "svg", "pdf")
@@ -49,7 +49,7 @@ def convergence(results: RunResults) -> Figure:
     figure, (axes,) = _figure(9.0, 4.8, 1, 1)
     for name, method in results["methods"].items():
         _line(axes, name, method["rounds"], method["mean_accuracy"], results["methods"])
-    axes.set(xlabel="communication round", ylabel="mean test accuracy (%)")
+    axes.set(xlabel="communication round", ylabel=_accuracy(results))
     axes.locator_params(axis="x", integer=True)
     _legend(figure)
     figure.suptitle(f"Convergence: {_text(results)}")
@@ -78,7 +78,8 @@ def accuracy_distribution(results: RunResults) -> Figure:
         axes.vlines(middle, row - 0.33, row + 0.33, color=_BLACK, linewidth=2.0)
         axes.plot(values.mean(), row, "D", color="white", markeredgecolor=_BLACK, markersize=5.5, zorder=5)
     axes.set_yticks(range(len(methods)), [_text(name) for name in methods])
-    axes.set(ylim=(len(methods) - 0.4, -0.6), xlabel="test accuracy of a client (%), best round of each method")
+    kind = judged_by(results.get("settings", {}))
+    axes.set(ylim=(len(methods) - 0.4, -0.6), xlabel=f"{kind} accuracy of a client (%), best round of each method")
     axes.grid(visible=False, axis="y")
     figure.suptitle(f"Accuracy of the {results['clients']} clients: {_text(results)}")
     return figure
@@ -149,13 +150,13 @@ def panels(summary: GridResults) -> Figure:
         heading: {name: Curve(method["rounds"], method["mean_accuracy"]) for name, method in part["methods"].items()}
         for heading, part in summary["parts"].items()
     }
-    figure = curve_panels(parts)
+    figure = curve_panels(parts, _accuracy(summary))
     figure.suptitle(_text(summary))
     return figure
 
 
-def curve_panels(parts: Mapping[str, Mapping[str, Curve]]) -> Figure:
-    """Accuracy curves with a panel per title and a line per method."""
+def curve_panels(parts: Mapping[str, Mapping[str, Curve]], label: str = "mean test accuracy (%)") -> Figure:
+    """Accuracy curves with a panel per title and a line per method; the label is that of the accuracies."""
     columns = 2 if len(parts) == 4 else min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure, axes = _figure(1.0 + 3.6 * columns, 0.9 + 3.4 * rows, rows, columns)
@@ -170,10 +171,15 @@ def curve_panels(parts: Mapping[str, Mapping[str, Curve]]) -> Figure:
     for number, panel in enumerate(figure.axes):  # The same scale for all panels.
         panel.set(
             ylim=(low - 0.03 * (high - low), high + 0.03 * (high - low)),
-            ylabel="" if number % columns else "mean test accuracy (%)",
+            ylabel="" if number % columns else label,
         )
     _legend(figure, below=True)
     return figure
+
+
+def _accuracy(results: RunResults | GridResults) -> str:
+    """The label of mean accuracies."""
+    return f"mean {judged_by(results.get('settings', {}))} accuracy (%)"
 
 
 def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Path:

@@ -11,7 +11,7 @@ from fedamp_jax.experiments.attention_history import history
 from fedamp_jax.experiments.method_table import number, p_text
 from fedamp_jax.experiments.page import Page
 from fedamp_jax.experiments.plotting import FORMATS
-from fedamp_jax.experiments.schema import MethodResults, RunResults, plain, title
+from fedamp_jax.experiments.schema import MethodResults, RunResults, judged_by, plain, title
 
 _METHODS = """BMTA: best mean test accuracy, the highest mean over clients in any evaluated round. final: the mean in
     the last round. s / round: seconds per round. rejected: number of clients that kept their previous model in some
@@ -110,15 +110,16 @@ def _curves(page: Page, results: RunResults) -> None:
     methods = results["methods"]
     page.heading("Accuracy and loss")
     page.text(_CURVES + (_BAND if results["settings"].get("seeds") else ""), "note")
+    kind = judged_by(results["settings"])
     page.charts(
         {
-            "Mean test accuracy": charts.curves(methods, "mean_accuracy", "mean test accuracy (%)"),
+            f"Mean {kind} accuracy": charts.curves(methods, "mean_accuracy", f"mean {kind} accuracy (%)"),
             "Training loss": charts.curves(methods, "loss", "mean training loss", log=True),
         }
     )
     page.heading("Accuracy of the clients", 3)
     page.text("A dot is a client, in the best round of the method. Line: median; dashed: mean.", "note")
-    page.charts({"": charts.accuracies(methods)})
+    page.charts({"": charts.accuracies(methods, kind)})
 
 
 def _attention(page: Page, results: RunResults) -> None:

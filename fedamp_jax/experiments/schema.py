@@ -252,7 +252,16 @@ def judge(settings: Mapping[str, Any]) -> str:
     >>> judge({"validation_fraction": 0.2}), judge({"validation_fraction": 0.0}), judge({})
     (', judged by validation data', '', '')
     """
-    return ", judged by validation data" if settings.get("validation_fraction") else ""
+    return ", judged by validation data" if judged_by(settings) == "validation" else ""
+
+
+def judged_by(settings: Mapping[str, Any]) -> str:
+    """Which data accuracies are of, test or validation data.
+
+    >>> judged_by({"validation_fraction": 0.2}), judged_by({"validation_fraction": 0.0}), judged_by({})
+    ('validation', 'test', 'test')
+    """
+    return "validation" if settings.get("validation_fraction") else "test"
 
 
 class Settings(TypedDict):
