@@ -5,7 +5,8 @@
     python tests/mutations.py --list
 
 A mutation is an edit of one file. It is applied to a copy of the checkout, and the tests that should notice are run there
-until the first failure. The exit code is the number of survivors.
+until the first failure, after they have passed without it. The exit code is the number of survivors, and of selections
+of tests that fail without any mutation.
 """
 
 import argparse
@@ -361,22 +362,32 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+def run_tests(tests: str, file: str | None = None, text: str = "") -> tuple[int, str]:
+    """Runs tests in a copy of the checkout where `text` has replaced a file of the package.
+
+    Returns: pytest's exit code, and the last lines that it printed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("fedamp_jax", "tests", "pyproject.toml", "README.md", "docs"):
+            there = ROOT / name
+            (shutil.copytree if there.is_dir() else shutil.copy)(there, Path(folder) / name)
+        if file is not None:
+            (Path(folder) / "fedamp_jax" / file).write_text(text)
+        command = f"{sys.executable} -m pytest -x -q -n 0 -p no:cacheprovider --no-header {tests}"
+        done = subprocess.run(
+            command, shell=True, cwd=folder, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True
+        )
+    return done.returncode, "\n".join(done.stdout.splitlines()[-3:])
+
+
 def survives(mutation: Mutation) -> tuple[bool, str]:
     """Whether all tests pass although the package is wrong; and the last lines that pytest printed."""
     source = (PACKAGE / mutation.file).read_text()
     if source.count(mutation.old) != 1:
         return True, f"the text occurs {source.count(mutation.old)} times in {mutation.file}: update the mutation"
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("fedamp_jax", "tests", "pyproject.toml", "README.md", "docs"):
-            there = ROOT / name
-            (shutil.copytree if there.is_dir() else shutil.copy)(there, Path(folder) / name)
-        (Path(folder) / "fedamp_jax" / mutation.file).write_text(source.replace(mutation.old, mutation.new))
-        command = f"{sys.executable} -m pytest -x -q -n 0 -p no:cacheprovider --no-header {mutation.tests}"
-        done = subprocess.run(
-            command, shell=True, cwd=folder, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True
-        )
+    code, text = run_tests(mutation.tests, mutation.file, source.replace(mutation.old, mutation.new))
     # 1: a test failed. Anything else (no test selected, an error in pytest itself) has examined nothing.
-    return done.returncode != 1, "\n".join(done.stdout.splitlines()[-3:])
+    return code != 1, text
 
 
 def main() -> int:
@@ -393,6 +404,14 @@ def main() -> int:
         return 0
     survivors, began = [], time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        # A test that fails without a mutation notices none.
+        selections = list(dict.fromkeys(m.tests for m in chosen))
+        broken = {}
+        for tests, (code, text) in zip(selections, pool.map(run_tests, selections), strict=True):
+            if code != 0:
+                broken[tests] = text
+                print(f"FAILS without a mutation: {tests}\n    " + text.replace("\n", "\n    "), flush=True)
+        chosen = [m for m in chosen if m.tests not in broken]
         for mutation, (alive, text) in zip(chosen, pool.map(survives, chosen), strict=True):
             print(f"{'SURVIVES' if alive else 'noticed '} {mutation.name}", flush=True)
             if alive:
@@ -401,7 +420,7 @@ def main() -> int:
     print(
         f"{len(chosen)} mutations in {time.monotonic() - began:.0f} s, {len(survivors)} survive: {survivors or 'none'}"
     )
-    return len(survivors)
+    return len(survivors) + len(broken)
 
 
 if __name__ == "__main__":
