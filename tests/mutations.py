@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedamp_jax"
+FILES = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
 
 
 class Mutation(NamedTuple):
@@ -368,9 +369,10 @@ def run_tests(tests: str, file: str | None = None, text: str = "") -> tuple[int,
     Returns: pytest's exit code, and the last lines that it printed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("fedamp_jax", "tests", "pyproject.toml", "README.md", "docs"):
-            there = ROOT / name
-            (shutil.copytree if there.is_dir() else shutil.copy)(there, Path(folder) / name)
+        for name in subprocess.check_output(FILES, cwd=ROOT, text=True).splitlines():
+            there = Path(folder) / name
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, there, follow_symlinks=False)
         if file is not None:
             (Path(folder) / "fedamp_jax" / file).write_text(text)
         command = f"{sys.executable} -m pytest -x -q -n 0 -p no:cacheprovider --no-header {tests}"

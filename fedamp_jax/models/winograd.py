@@ -90,7 +90,7 @@ def saves(size: Sequence[int], r: int) -> bool:
 
     Example:
         >>> from fedamp_jax.models.winograd import saves
-        >>> saves((4, 4), 3), saves((2, 2), 3)
+        >>> saves((4, 4), 3), saves((5, 5), 3)
         (True, False)
     """
     tiles = math.prod(-(-s // TILE) for s in size)
