@@ -1,4 +1,4 @@
-"""`fedamp_jax.data.stack`: clients of different sizes as one `Data`, and an error message for every mistake."""
+"""`fedamp_jax.data.from_*`: clients of different sizes as one `Data`, and an error message for every mistake."""
 
 import chex
 import jax

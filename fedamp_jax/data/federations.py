@@ -8,8 +8,9 @@ import numpy as np
 
 from fedamp_jax.checks import check_choice
 from fedamp_jax.data import partition
+from fedamp_jax.data.pair import check_pair
 from fedamp_jax.data.sources import Source, load
-from fedamp_jax.data.stack import check_pair, from_indices
+from fedamp_jax.data.stack import from_indices
 from fedamp_jax.types import Data
 
 SETTINGS = ("iid", "pathological", "practical", "dirichlet", "dirichlet-balanced", "shards", "quantity")

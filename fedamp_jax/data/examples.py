@@ -1,0 +1,161 @@
+"""One client's examples, or a pool of them, checked and in the dtypes that `Data` can have.
+
+The checks are NumPy's: inside a compiled round, a label out of range or a NaN in x cannot raise an error and would only
+give wrong numbers.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+INT32_MAX = np.iinfo(np.int32).max
+
+
+class Examples(NamedTuple):
+    """One client's examples, or a pool of them, as they will be in `Data`.
+
+    Attributes:
+        x: the inputs, in the order of `tree`'s leaves, each `[n, ...]`.
+        y: `[n]` integer labels, or `[n, ...]` float32 targets.
+        tree: the structure of x; a single array's is that of a leaf.
+        names: what messages call the inputs.
+    """
+
+    x: list[np.ndarray]
+    y: np.ndarray
+    tree: Any
+    names: list[str]
+
+    def rows(self, rows: Any) -> "Examples":
+        return self._replace(x=[a[rows] for a in self.x], y=self.y[rows])
+
+
+def _array(value: Any, what: str) -> np.ndarray:
+    """`np.asarray`, with `what` in the error message for ragged lists."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{what} is not an array, its rows have different lengths: {error}") from None
+
+
+def _features(x: Any, what: str, keep_integers: bool = False) -> np.ndarray:
+    """Returns `x` as uint8 or finite float32, or with `keep_integers` as int32: the dtypes that `Data.x` can have."""
+    x = _array(x, what)
+    if x.ndim == 0:
+        raise ValueError(f"{what} must have an example axis, got the single number {x}")
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind not in "biuf" and not jnp.issubdtype(x.dtype, jnp.floating):  # bfloat16's kind is "V"
+        raise TypeError(f"{what} must be uint8 or numbers that can be converted to float32, got dtype {x.dtype}")
+    if keep_integers and x.dtype.kind in "iu":
+        if x.size and (x.min() < -INT32_MAX or x.max() > INT32_MAX):
+            raise ValueError(f"{what} must be within int32's range, got {x.min()} to {x.max()}")
+        return x.astype(np.int32)
+    with np.errstate(over="ignore"):  # a float64 out of float32's range becomes inf, which is refused below
+        x = np.asarray(x, np.float32)
+    if not np.isfinite(x).all():
+        first = np.argwhere(~np.isfinite(x))[0].tolist()
+        raise ValueError(
+            f"{what} has NaN, Inf or a number out of float32's range, first at {first}: remove or impute it"
+        )
+    return x
+
+
+def is_tree(x: Any) -> bool:
+    """Whether x holds several inputs: a dictionary, or a tuple of arrays. Lists are arrays to be."""
+    return isinstance(x, dict) or (isinstance(x, tuple) and any(hasattr(a, "shape") or is_tree(a) for a in x))
+
+
+def _inputs(x: Any, of: str, keep_integers: bool) -> tuple[list[np.ndarray], Any, list[str]]:
+    """The arrays of x, their structure, and what messages call them; `of`: whose they are."""
+    leaves, tree = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda a: not is_tree(a))
+    names = [f"x{jax.tree_util.keystr(path)}" for path, _ in leaves]
+    if not names:
+        raise ValueError(f"x{of} is an empty {type(x).__name__}: give at least one array")
+    return [_features(a, f"{n}{of}", keep_integers) for n, (_, a) in zip(names, leaves)], tree, names
+
+
+def are_targets(classes: Any) -> bool:
+    """Whether `classes` says that y are no labels: 0, for all clients."""
+    array = np.asarray(classes) if classes is not None else np.ones(1)
+    return array.dtype.kind in "iu" and array.size > 0 and not array.any()
+
+
+def _targets(y: Any, what: str) -> np.ndarray:
+    """Returns `y` as finite float32 `[n, ...]`."""
+    return np.asarray(_features(y, what), np.float32)
+
+
+def _by_name(y: Any, class_names: Sequence[Any] | None, what: str) -> Any:
+    """Returns the positions of the labels `y` in `class_names`; `y` itself without them."""
+    if class_names is None:
+        return y
+    position = {name: i for i, name in enumerate(class_names)}
+    if len(position) < len(class_names):
+        raise ValueError(f"class_names lists a name twice: {list(class_names)}")
+    labels = np.asarray(y, object) if np.ndim(y) == 1 else np.asarray(y)
+    if labels.ndim != 1:
+        raise ValueError(f"{what} must have shape [n], got {list(labels.shape)}: one name per example")
+    for label in labels:
+        if label not in position:
+            raise ValueError(f"{what} has the label {label!r}, which is not in class_names {list(class_names)}")
+    return np.array([position[label] for label in labels], np.int64)
+
+
+def _labels(y: Any, what: str) -> np.ndarray:
+    """Returns `y` as non-negative integers `[n]` of its own dtype; the range is checked before they become int32."""
+    y = _array(y, what)
+    if y.dtype.kind in "US":
+        raise TypeError(
+            f"{what} must hold integer labels, got names such as {str(y.flat[0])!r}: give class_names, "
+            "the same list for training and test data"
+        )
+    if y.dtype.kind not in "iu":
+        raise TypeError(
+            f"{what} must hold integer labels, got dtype {y.dtype}: map them to 0..classes-1 first, or give classes=0 "
+            "if they are no classes but numbers to predict"
+        )
+    if y.ndim != 1:
+        raise ValueError(
+            f"{what} must have shape [n], got {list(y.shape)}: one label per example, not one-hot; for several labels "
+            "per example give classes=0"
+        )
+    if y.size and y.min() < 0:
+        raise ValueError(f"{what} has the negative label {y.min()}: map the labels to 0..classes-1 first")
+    return y
+
+
+def check_examples(x: Any, y: Any, of: str, classes: Any, class_names: Any, keep_integers: bool) -> Examples:
+    """Inputs and targets of one client, or of a pool; `of`: whose they are, for messages."""
+    leaves, tree, names = _inputs(x, of, keep_integers)
+    y = _by_name(y, class_names, f"y{of}")
+    return Examples(leaves, (_targets if are_targets(classes) else _labels)(y, f"y{of}"), tree, names)
+
+
+def is_empty(x: Any, y: Any) -> bool:
+    """Whether a client has no examples: NumPy makes an empty list float64, so it is asked before dtypes are checked."""
+    leaves = jax.tree.leaves(x, is_leaf=lambda a: not is_tree(a))
+    return all(np.asarray(a, object).size == 0 for a in (y, *leaves))
+
+
+def check_alike(client: Examples, first: Examples, i: int, j: int) -> None:
+    """Checks client i's examples against those of client j, the first one that has any."""
+    if client.tree != first.tree:
+        raise ValueError(
+            f"x of client {i} is {client.tree}, but x of client {j} is {first.tree}: give all the same inputs"
+        )
+    for a, b, name in zip((*client.x, client.y), (*first.x, first.y), (*client.names, "y"), strict=True):
+        inside = "" if name == "x" else f" in {name}"
+        if a.shape[1:] != b.shape[1:]:
+            raise ValueError(
+                f"an example of client {i} has shape {list(a.shape[1:])}{inside}, but one of client {j} has "
+                f"{list(b.shape[1:])}: give all clients the same shape"
+            )
+        if a.dtype != b.dtype and name != "y":
+            raise TypeError(
+                f"{name} of client {i} is {a.dtype}, but {name} of client {j} is {b.dtype}: models scale uint8 to 0..1 "
+                "and leave floats unchanged, so convert all clients to the same dtype"
+            )
