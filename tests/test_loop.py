@@ -15,6 +15,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Checkpoint, Participation, Placement
+from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
 from tests.registry import federation, find, make
@@ -226,12 +227,19 @@ def resident():
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [200, 2000])
-def test_many_rounds_leave_nothing_behind(rounds, tmp_path):
+def test_many_rounds_leave_nothing_behind(rounds, tmp_path, monkeypatch):
     """Memory, arrays, open files and threads are as after a quarter of the rounds, and nothing compiles after a tenth.
 
-    Checkpoints are part of it. Failed with all rounds' infos kept (arrays), and with a new jitted function per round
-    (compilations).
+    Checkpoints are part of it. Failed with all rounds' infos kept (arrays), with a new jitted function per round
+    (compilations), and with a thread left by each save.
     """
+    save = Checkpoints.save
+
+    def save_and_wait(self, done, result):  # a save in the background has threads and files of its own
+        save(self, done, result)
+        self._manager.wait_until_finished()
+
+    monkeypatch.setattr(Checkpoints, "save", save_and_wait)
     task, algorithm = make(find("fedamp"), epochs=1)
     clients = federation()
     compiled, seen = [], []
@@ -256,8 +264,8 @@ def test_many_rounds_leave_nothing_behind(rounds, tmp_path):
     memory, arrays, files, threads, compilations = np.array(seen).T
     assert compiled_round._cache_size() == before + 1
     assert compilations[-1] == compilations[1], "something compiled after a tenth of the rounds"
-    # The lowest of the second quarter and of the last: what a save in the background holds comes and goes. There are
-    # enough saves before the first look for a pool of threads to have its full size.
+    # The lowest of the second quarter and of the last: there are enough saves before the first look for a pool of
+    # threads to have its full size.
     parts = slice(4, 10), slice(-5, None)
     early, late = (np.array([a[part].min() for a in (memory, arrays, files, threads)]) for part in parts)
     assert (late <= early + [10, 2, 2, 2]).all(), f"{early} in the second quarter of the rounds, {late} in the last"
