@@ -312,6 +312,7 @@ MUTATIONS = [
     Mutation("small-sizes", "data/federations.py", "size = np.minimum(data.size, examples)", "size = np.asarray(data.size)", "tests/test_data.py"),
     Mutation("starts", "driver/loop.py", "if k == done:", "if k == 0:", "tests/test_loop.py"),
     Mutation("lines", "driver/progress.py", "if self._lines and note is not None:", "if self._lines:", "tests/test_loop.py"),
+    Mutation("flops-of-the-general", "placement/programs.py", "platform in of)", "False)", "tests/test_cost.py"),
     Mutation("forecast-dropped", "experiments/forecast.py", "* (1 - options.drop_rate)", "", "tests/test_forecast.py"),
     Mutation("forecast-batch", "experiments/forecast.py", "size = min(batch_size, train.y.shape[1])", "size = train.y.shape[1]", "tests/test_forecast.py"),
     Mutation("unlocked", "experiments/run_folder.py", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", "tests/test_main.py"),

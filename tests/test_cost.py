@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fedamp_jax
+from fedamp_jax.models.layers import conv_general_dilated
 from fedamp_jax.placement import client_mesh, cost
 from fedamp_jax.placement.accelerators import ACCELERATORS, accelerator
 from fedamp_jax.placement.programs import flops, repeat
@@ -142,6 +143,24 @@ def test_operations_of_a_gradient_step():
         steps = lambda n, v, g=gradient: repeat(n, lambda _, v: g(v), v, at_most=3)  # noqa: E731
         there = jax.shard_map(steps, mesh=client_mesh(1), in_specs=P(), out_specs=P(), check_vma=False)
         assert flops(jax.make_jaxpr(there)(jnp.int32(3), variables)) == 3 * 2 * 5 * (2 * first + 3 * second + 3 * dense)
+
+
+def test_operations_of_a_platform():
+    """On a CPU a wide convolution takes the products of Winograd's tiles, by hand; elsewhere those of its definition.
+
+    Failed with the general lowering counted for every platform.
+    """
+    images, side, narrow, wide = 3, 14, 32, 64
+    convolve = jax.make_jaxpr(
+        lambda x, w: conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    )
+    program = convolve(jnp.zeros((images, side, side, narrow)), jnp.zeros((5, 5, narrow, wide)))
+    definition = 2.0 * images * side**2 * 25 * narrow * wide
+    tiles, entries = images * 4**2, 8**2  # 4 x 4 tiles cover an image, of 8 x 8 inputs each
+    kernels = entries * 25 * narrow * wide
+    assert flops(program, "cpu") == 2.0 * (entries * tiles * narrow * wide + kernels)
+    for platform in (None, "tpu", "gpu", "cuda"):
+        assert flops(program, platform) == definition
 
 
 @pytest.mark.accelerator

@@ -18,7 +18,7 @@ def test_operations_of_a_step():
     """
     task = fedamp_jax.models.mlp(3, hidden=(7,), shape=(5,))
     products = 5 * 7 + 7 * 3
-    assert forecast.step_flops(task, federation(), 4) == 2 * 4 * (products + products + 7 * 3)
+    assert forecast.step_flops(task, federation(), 4, "cpu") == 2 * 4 * (products + products + 7 * 3)
 
 
 @pytest.mark.parametrize(("changes", "hours"), [

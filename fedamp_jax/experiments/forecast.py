@@ -31,7 +31,8 @@ def at_least(task: Task, train: Data, placement: Placement, options: Any, rounds
     if not hasattr(options, "batch_size") or placement.platform != "cpu":
         return None
     steps = np.ceil(np.asarray(train.size) / options.batch_size).sum() * np.mean(options.epochs_range or options.epochs)
-    counted = step_flops(task, train, options.batch_size) * steps * options.participation * (1 - options.drop_rate)
+    counted = step_flops(task, train, options.batch_size, placement.platform) * steps
+    counted *= options.participation * (1 - options.drop_rate)
     total = sum(rounds_left.values())
     if counted * total / 2e12 < _SHORT:  # faster than any CPU
         return None
@@ -50,15 +51,15 @@ def at_least(task: Task, train: Data, placement: Placement, options: Any, rounds
     )
 
 
-def step_flops(task: Task, train: Data, batch_size: int) -> float:
-    """Floating point operations of the matrix products and convolutions of one local step; traces it only."""
+def step_flops(task: Task, train: Data, batch_size: int, platform: str) -> float:
+    """Floating point operations of a platform's matrix products and convolutions in one local step; traces it only."""
     size = min(batch_size, train.y.shape[1])
     kinds = ((size, *train.x.shape[2:]), train.x.dtype), ((size,), jnp.int32), ((size,), bool), ((), jnp.int32)
     shapes: list[Any] = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
     key = jax.random.key(0)
     model = jax.eval_shape(task.init, key)
     step = jax.make_jaxpr(jax.grad(lambda p, s, b: task.loss(model._replace(params=p, stats=s), b, key), has_aux=True))
-    return flops(step(model.params, model.stats, Batch(*shapes)))
+    return flops(step(model.params, model.stats, Batch(*shapes)), platform)
 
 
 def product_speed(placement: Placement) -> float:

@@ -74,7 +74,7 @@ def estimate(program: jax.stages.Traced, placement: Any, state: Any, data: Any, 
     """The `Estimate` of a traced round, which is compiled for it, from its abstract arguments."""
     compiled = program.lower().compile()
     text, device = compiled.as_text() or "", accelerator(placement.first_device)
-    each = flops(program.jaxpr) / placement.devices
+    each = flops(program.jaxpr, placement.platform) / placement.devices
     return Estimate(
         placement.devices, data.y.shape[0] // placement.devices, memory.held(state), memory.held(data),
         memory.need(compiled).working, memory.collectives(text), each,

@@ -112,12 +112,16 @@ def array_bytes(a: Any) -> int:
     return math.prod(a.shape) * width
 
 
-def flops(program: ClosedJaxpr | Jaxpr) -> float:
+def flops(program: ClosedJaxpr | Jaxpr, platform: str | None = None) -> float:
     """Floating point operations of the matrix products and convolutions of a jaxpr, with all repetitions.
 
-    Of implementations for several platforms the general one counts, not one that needs fewer operations; of branches
-    the longest, of a loop its bound (see `repeat`). What no result depends on, such as the gradient with respect to the
-    data, does not count.
+    Of branches the longest counts, of a loop its bound (see `repeat`). What no result depends on, such as the gradient
+    with respect to the data, does not count.
+
+    Args:
+        program: the jaxpr.
+        platform: whose implementation counts where there are several, such as `"cpu"`; None: the general one, even if
+            another needs fewer operations.
 
     >>> import jax.numpy as jnp
     >>> flops(jax.make_jaxpr(lambda a: lax.fori_loop(0, 3, lambda i, a: a @ a, a))(jnp.ones((10, 10))))
@@ -127,7 +131,7 @@ def flops(program: ClosedJaxpr | Jaxpr) -> float:
     jaxpr: Any = getattr(program, "jaxpr", program)
     used: Any = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
     for eqn in used.eqns:
-        name, parts = eqn.primitive.name, [flops(inner) for inner in inside(eqn)]
+        name, parts = eqn.primitive.name, [flops(inner, platform) for inner in inside(eqn)]
         if name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
             inner = np.prod([eqn.invars[0].aval.shape[axis] for axis in contracted])
@@ -137,7 +141,8 @@ def flops(program: ClosedJaxpr | Jaxpr) -> float:
             zeros = np.prod(eqn.params["lhs_dilation"])  # of which the products are none
             total += 2.0 * np.prod(eqn.outvars[0].aval.shape) * np.prod(kernel) / kernel[features] / zeros
         elif name == "cond":
-            total += parts[-1] if eqn.params.get("branches_platforms") else max(parts)
+            named = eqn.params.get("branches_platforms") or ()  # None at the last: the platforms that no other names
+            total += next((n for n, of in zip(parts, named) if of is None or platform in of), max(parts))
         elif name == "shard_map":
             total += sum(parts) * eqn.params["mesh"].size
         elif name == "while":
