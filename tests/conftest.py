@@ -25,6 +25,7 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 8)
+jax.devices()  # they are made now: an experiment that a test starts would else split the CPU its own way, for all tests
 
 
 def drop_programs():
