@@ -25,7 +25,6 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 8)
-jax.devices()  # they are made now: an experiment that a test starts would else split the CPU its own way, for all tests
 
 
 def drop_programs():
@@ -33,6 +32,15 @@ def drop_programs():
     maps = Path("/proc/self/maps")
     if not maps.exists() or maps.read_bytes().count(b"\n") > 3_000:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _eight_devices():
+    """Make the devices before any test: the first one to start an experiment would else split the CPU its own way.
+
+    Not when this module is imported: a process that forks (tests/test_resume.py) must not have started JAX.
+    """
+    jax.devices()
 
 
 @pytest.fixture(autouse=True, scope="module")
