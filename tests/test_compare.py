@@ -1,13 +1,17 @@
 """The comparison of several runs: what it shows, and what it refuses. `test_page.py` opens it in a browser."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedamp_jax.experiments import compare, report
+from fedamp_jax.experiments.result_files import Record, Row, p_value
 from tests.small_experiments import command, method_entry
 from tests.test_report import cells, own
+
+HEAD: Any = {"experiment": "practical", "dataset": "digits", "rounds": 1}
 
 
 def run_of(folder, dataset="digits", experiment="practical", **settings):
@@ -75,3 +79,12 @@ def test_what_cannot_be_compared(runs, message, tmp_path, monkeypatch, capsys):
         command(monkeypatch, compare.main, *runs)
     assert stopped.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.glob("*.html")) and not list(tmp_path.glob("*.txt"))
+
+
+def test_p_needs_the_same_clients():
+    """Settings on which the clients depend; a file may be older than an option. Failed when only the seed counted."""
+    entry: Any = method_entry(80.0 + np.arange(8.0))
+    row = lambda **own: Row("FedAvg", Record("a", HEAD), HEAD, {"seed": 0, **own}, 8, entry)  # noqa: E731
+    assert p_value(row(), row(quick=False, validation_fraction=0.0, holdout_clients=0)) == 1
+    for one in ({"alpha": 1.0}, {"split": "shards"}, {"balanced": True}, {"quick": True}, {"holdout_clients": 2}):
+        assert p_value(row(), row(**one)) is None

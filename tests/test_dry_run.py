@@ -12,10 +12,11 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Placement
 from fedamp_jax.data.blank import blank
-from fedamp_jax.experiments import dry_run, fedamp_paper
+from fedamp_jax.experiments import ablation, attention, degrees, dry_run, fedamp_paper, leads, omniglot
 from fedamp_jax.placement.cost import Estimate
 from tests.accelerators import topology_or_skip
 from tests.registry import federation
+from tests.small_experiments import command
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "practical.py"
 
@@ -36,6 +37,36 @@ def test_on_this_machine(monkeypatch, capsys, tmp_path):
     assert "FedAvg" in out and "FedAMP" not in out and "7 rounds" in out and "lower bound" in out
     assert "measured here" in out and "30 to 70 examples, 50 on average" in out
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "shown"),
+    [
+        (ablation.main, ("--methods", "mean"), "mean"),
+        (attention.main, ("--methods", "sigma-1"), "sigma-1"),
+        (leads.main, ("--leads", "tenth", "--methods", "FedAvg"), "FedAvg"),
+        (degrees.main, ("--methods", "FedAvg"), "FedAvg"),
+        (omniglot.main, ("--methods", "FedAvg"), "FedAvg"),
+    ],
+    ids=["ablation", "attention", "leads", "degrees", "omniglot"],
+)
+def test_of_every_experiment(main, words, shown, monkeypatch, capsys, tmp_path):
+    """Failed when attention trained and wrote results, and when the ablation knew no variant but `base`."""
+    monkeypatch.setenv("COLUMNS", "200")
+    command(monkeypatch, main, "--dry-run", "here", *words, "--out", tmp_path / "r")
+    out = capsys.readouterr().out
+    assert f"│ {shown} " in out and "lower bound" in out
+    assert not (tmp_path / "r").exists()
+
+
+def test_omniglot_without_the_data():
+    """50 alphabets of the published sizes, and one client at a time where the CPU trains. Failed with a download."""
+    (variant,) = omniglot.variants_of(omniglot.Command(dataset="omniglot", dry_run="here"))
+    assert variant.options.chunk == 1
+    assert omniglot.variants_of(omniglot.Command(dataset="omniglot", dry_run="v5e:1x1"))[0].options.chunk is None
+    train, test, _ = omniglot.prepare(variant.options)[0]
+    assert train.classes.tolist()[:5] == [20, 29, 26, 41, 40] and int(train.classes.sum()) == 1623
+    assert int(train.size.sum()) == 4 * 15 * 1623 and int(test.size.sum()) == 5 * 1623
 
 
 def test_a_lower_bound_counts_the_examples_that_there_are():

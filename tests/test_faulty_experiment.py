@@ -1,5 +1,7 @@
 """Faulty clients in experiments: what they send, whom it reaches, and what the results say of them."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax.experiments import faulty, fedamp_paper, run_page
-from tests.small_experiments import method_entry, small_federation
+from tests.small_experiments import command, method_entry, read, small_federation
 
 
 def tiny_task():
@@ -77,3 +79,29 @@ def test_weight_to_faulty_clients():
     assert faulty.weight_to_bad(xi, np.array([False, True, False])) == pytest.approx(0.75)
     assert faulty.weight_to_bad(xi, np.array([True, False, False])) == pytest.approx(0.25)
     assert np.isnan(faulty.weight_to_bad(np.eye(3), np.array([True, False, False])))
+
+
+def test_resuming_keeps_every_finished_method(tmp_path, monkeypatch):
+    """Also those that come later in the tables than the one at which a resumed run stops. Failed when they were lost.
+
+    Where nothing is left to measure, the results keep the time at which they were made.
+    """
+    entry = {
+        "clean": 90.0, "attacks": {"sign": {"shares": [0.1], "accuracy": [80.0], "worst_client": [70.0],
+        "weight_to_faulty": None, "rejected": [0]}}, "honest": [0], "seconds": 1.0,
+    }  # fmt: skip
+    words = ("--attacks", "sign", "--shares", "0.1", "--out", tmp_path)
+    monkeypatch.setattr(faulty, "measure", lambda *_: entry)
+    command(monkeypatch, faulty.main, *words, "--methods", "FedAMP", "FedAvg")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(faulty, "measure", interrupted)
+    with pytest.raises(SystemExit):
+        command(monkeypatch, faulty.main, *words, "--methods", "APFL", "--resume")
+    assert list(read(tmp_path)["methods"]) == ["FedAvg", "FedAMP"]
+    written = {**read(tmp_path), "created": "2020"}
+    (tmp_path / "results.json").write_text(json.dumps(written))
+    command(monkeypatch, faulty.main, *words, "--methods", "FedAMP", "--resume")
+    assert read(tmp_path) == written

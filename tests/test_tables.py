@@ -11,8 +11,9 @@ from fedamp_jax.experiments import paper_tables, paper_values, report, result_fi
 from tests.small_experiments import command, method_entry
 
 
-def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90, clients=20, **changes):
+def record(name, experiment="practical", dataset="mnist", methods=(), rounds=90, **changes):
     own = {"seed": 0, "drop_rate": 0.0, "participation": 1.0, "epochs_range": None, "model": "cnn", "sigma": None}
+    clients = changes.get("clients") or 20
     entries = {
         method: method_entry(bmta + np.arange(20.0), bmta=bmta, best_round=3, mean_accuracy=[bmta], seconds=9.0,
                              last_rounds={"mean": bmta, "ci95": 0.5, "rounds": 10}, xi=np.eye(clients).tolist())
@@ -204,3 +205,14 @@ def test_measurements_of_the_documentation_load():
                 assert set(entry) <= set(get_type_hints(schema.MethodResults))
     kinds = {schema.is_convergence: 1, schema.is_faulty: 1, schema.is_grid: 4}
     assert {kind: sum(map(kind, contents)) for kind in kinds} == kinds
+
+
+def test_other_settings_are_named():
+    """In a table of their own, with what differs. Failed when validation data were shown as BMTA of all clients.
+
+    A Dirichlet run with the paper's local steps is no run of Tables 1 to 3. It failed to appear anywhere.
+    """
+    text = page(record("a", methods=(("FedAMP", 95.0),), validation_fraction=0.2, quick=True))
+    assert "| method | --quick, validation data |" in text and "| FedAMP | 95.00 |" in text
+    text = page(record("b", "dirichlet", methods=(("FedAMP", 91.0),), split="dirichlet", alpha=0.3, clients=30))
+    assert "| method | split dirichlet, alpha 0.3, 30 clients |" in text and "| FedAMP | 91.00 |" in text

@@ -74,7 +74,7 @@ def federation(
     y_train, y_test = found.y_train, found.y_test
     if clients is not None and setting == "practical":
         raise ValueError("in the practical setting the data set decides the number of clients: leave out clients")
-    clients = clients or _CLIENTS.get(name, 100)
+    clients = clients or clients_of(name)
     if setting == "iid":
         part = partition.iid(y_train, y_test, clients, seed=seed)
     elif setting == "pathological":
@@ -93,6 +93,15 @@ def federation(
     test = from_indices(found.x_test, y_test, part.test, classes=found.classes)
     check_pair(train, test)
     return Federation(train, test, part.groups)
+
+
+def clients_of(name: str) -> int:
+    """The number of clients of a data set, unless another is asked for.
+
+    >>> clients_of("mnist"), clients_of("digits")
+    (100, 20)
+    """
+    return _CLIENTS.get(name, 100)
 
 
 def small(clients: Federation, count: int = 8, examples: int = 40) -> Federation:

@@ -107,5 +107,5 @@ def main() -> None:
         options = fedamp_paper.finish(options, "practical")
         if options.dry_run is not None:
             federation, _, algorithms = prepare(options)
-            return dry_run.show(options, federation, {"FedAMP": algorithms["base"]})
+            return dry_run.show(options, federation, algorithms)
         execute(options, folder)

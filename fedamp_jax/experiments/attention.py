@@ -25,7 +25,7 @@ from fedamp_jax.attention import Memory, normalize, perplexity
 from fedamp_jax.checks import check_number
 from fedamp_jax.clients import per_client
 from fedamp_jax.data import Federation, hold_out
-from fedamp_jax.experiments import command_line, fedamp_paper, grid, paper_values, run_folder
+from fedamp_jax.experiments import command_line, dry_run, fedamp_paper, grid, paper_values, run_folder
 from fedamp_jax.experiments.command_line import Unused
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.train import train_methods
@@ -100,12 +100,9 @@ def by_layer(models: ByParameters, edges: jax.Array) -> jax.Array:
 def make_algorithms(options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
     """Every variant by its name."""
     solver, m = fedamp_paper.make_solver(options), len(federation.train.size)
-    if federation.groups is None:  # then nobody has the same distribution, and Appendix C would give everybody 1
-        self_weight = jnp.full(m, own_weight(8), jnp.float32)
-    else:
-        self_weight = jnp.asarray(paper_values.self_weights("practical", federation), jnp.float32)
+    self_weight = jnp.asarray(paper_values.self_weights(options.setting, federation), jnp.float32)
     common = {"self_weight": self_weight, "lam": paper_values.LAMBDA}
-    published = fedamp_paper.make_algorithms("practical", options, federation, task)
+    published = fedamp_paper.make_algorithms(options.setting, options, federation, task)
     named = {name: published[name] for name in ("Separate", "FedAvg-FT")}
     for name, sigma in (("FedAMP", options.sigma), *((f"sigma-{s:g}", s) for s in SIGMAS)):
         named[name] = fedamp_jax.fedamp(task, solver, sigma=sigma, **common)
@@ -201,15 +198,20 @@ def one_round_more(base: Algorithm) -> Algorithm:
     return base._replace(personalize=personalize)
 
 
-def execute(options: Options, folder: Path) -> RunResults:
-    """Train every chosen variant, writing results into `folder` after each one; returns the results."""
+def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
+    """The clients, the model, and every variant by its name."""
     federation = fedamp_paper.load(dataclasses.replace(options, validation_fraction=0.0), options.setting)
     if options.train_share < 1:
         train, _ = hold_out(federation.train, 1 - options.train_share, seed=options.seed)
         federation = federation._replace(train=train)
     federation = fedamp_paper.judged(options, federation)
     task = fedamp_paper.make_task(options, federation)
-    algorithms = make_algorithms(options, federation, task)
+    return federation, task, make_algorithms(options, federation, task)
+
+
+def execute(options: Options, folder: Path) -> RunResults:
+    """Train every chosen variant, writing results into `folder` after each one; returns the results."""
+    federation, task, algorithms = prepare(options)
     sigmas = {
         "FedAMP": options.sigma,
         **dict.fromkeys(name for name in algorithms if name.startswith(("perplexity", "auto"))),
@@ -226,4 +228,7 @@ def main() -> None:
         options = fedamp_paper.finish(Options(**fields), "practical")
         check_number("--alpha", options.alpha, low=0)
         check_number("--train-share", options.train_share, low=0, high=1)
+        if options.dry_run is not None:
+            federation, _, algorithms = prepare(options)
+            return dry_run.show(options, federation, algorithms)
         grid.run("attention", [grid.Variant("", options)], command.seeds, folder, execute)

@@ -78,17 +78,20 @@ class Options:
 
 
 @contextlib.contextmanager
-def readable_errors() -> Iterator[None]:
+def readable_errors(*, resumable: bool = False) -> Iterator[None]:
     """Turn errors that a user can correct into a message and exit code 2; others keep their traceback.
 
-    A run that is stopped by a signal prints the command that resumes it, and exits with 128 plus the signal's number,
-    as is usual in shells. If several processes compute together, only the first prints what is wrong with the options.
+    A command that is stopped by a signal exits with 128 plus the signal's number, as is usual in shells. If several
+    processes compute together, only the first prints what is wrong with the options.
+
+    Args:
+        resumable: whether the command takes --resume: then the command that resumes it is printed when it is stopped.
     """
     try:
         yield
     except KeyboardInterrupt as stop:
         command = shlex.join([*(word for word in run_folder.words() if word != "--resume"), "--resume"])
-        print(f"\n{str(stop) or 'stopped'}. Resume with: {command}", file=sys.stderr)
+        print(f"\n{str(stop) or 'stopped'}.{f' Resume with: {command}' * resumable}", file=sys.stderr)
         sys.exit(128 + (stop.signal if isinstance(stop, Stopped) else signal.SIGINT))
     except (ValueError, TypeError, OSError, MemoryError) as error:
         everywhere = isinstance(error, (ValueError, TypeError)) and jax.distributed.is_initialized()
@@ -124,7 +127,7 @@ def experiment(kind: type[T], text: str | None, name: str, *, several_devices: b
     """
     options: Any = parse(kind, text, name)
     sys.unraisablehook = report_unraisable
-    with readable_errors():
+    with readable_errors(resumable=True):
         if options.out is not None and not options.out.strip():
             raise ValueError("--out needs the name of a folder; leave it out for one named after the settings")
         if several_devices:

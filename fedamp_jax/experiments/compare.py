@@ -31,6 +31,8 @@ def execute(options: Options) -> Path:
     path = Path(options.out)
     if path.is_dir() or path.suffix != ".html":
         raise ValueError(f"--out {path} must be the name of an HTML file, such as compare.html")
+    if file := next((parent for parent in path.parents if parent.is_file()), None):
+        raise ValueError(f"--out {path}: {file} is a file, not a folder")
     runs = comparison.runs_in(read(options.runs))
     comparison.check(runs)
     judges = {judge(run.run["settings"]) for run in runs}  # where they differ, so does a setting, which the page shows

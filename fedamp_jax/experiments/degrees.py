@@ -22,7 +22,7 @@ from fedamp_jax.data import Federation, check_pair, from_indices, from_lists, pa
 from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, pflego_paper, run_folder
 from fedamp_jax.experiments.paper_values import Degree
 from fedamp_jax.experiments.schema import RunResults
-from fedamp_jax.experiments.train import train_methods
+from fedamp_jax.experiments.train import participation, train_methods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,7 @@ def variants_of(command: Command) -> list[grid.Variant]:
         titles = [paper_values.DEGREES[degree]] * (len(command.degrees) > 1)
         titles += [f"{run_folder.percent(share)} invited"] * (len(command.participation) > 1)
         finished = pflego_paper.finish(options, 100 if command.dataset == "digits" else paper_values.PFLEGO_ROUNDS)
+        participation(finished, clients)
         variants.append(grid.Variant(", ".join(titles), finished))
     return variants
 

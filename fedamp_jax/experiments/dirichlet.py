@@ -41,6 +41,8 @@ def setting_of(options: Options) -> str:
         ValueError: an option has no meaning together with --split.
     """
     check_number("--alpha", options.alpha, low=0)
+    if options.split == "shards" and options.alpha != Options.alpha:
+        raise ValueError(f"--alpha {options.alpha:g} is for --split dirichlet and quantity: leave it out")
     if options.clients is not None:
         check_integer("--clients", options.clients, low=1)
     if options.balanced and options.split != "dirichlet":

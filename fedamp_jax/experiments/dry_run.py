@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from rich.table import Table
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Data, Placement
-from fedamp_jax.data import Federation, Source, load
+from fedamp_jax.data import Federation, Omniglot, Source, load
 from fedamp_jax.data.blank import blank
 from fedamp_jax.experiments import devices, forecast, run_folder
 from fedamp_jax.experiments.train import chosen
@@ -18,12 +18,14 @@ from fedamp_jax.placement import InHostMemory, OnMesh, memory, topology
 from fedamp_jax.placement.cost import Estimate
 from fedamp_jax.placement.host_memory import HostEstimate
 
+Kind = TypeVar("Kind", bound=Source | Omniglot)
 
-def source(options: Any) -> Source:
+
+def source(options: Any, kind: type[Kind] = Source) -> Kind:
     """The data set. A dry run downloads nothing: without `--data-dir` it takes blank images of the published number."""
     unread = options.dry_run is not None and options.data_dir is None and options.dataset != "digits"
     found = blank(options.dataset) if unread else load(options.dataset, options.data_dir)
-    assert isinstance(found, Source)  # only Omniglot is not, which has an experiment of its own
+    assert isinstance(found, kind)  # `Omniglot` for omniglot, which has an experiment of its own
     return found
 
 
@@ -41,7 +43,7 @@ def place(options: Any) -> Placement:
 
 
 def show(options: Any, federation: Federation, algorithms: Mapping[str, Algorithm]) -> None:
-    """Print what a round takes: of FedAMP, unless `--methods` names others.
+    """Print what a round takes: of FedAMP, which the ablation calls `base`, unless `--methods` names others.
 
     Args:
         options: of any experiment, with `dry_run`.
@@ -50,8 +52,8 @@ def show(options: Any, federation: Federation, algorithms: Mapping[str, Algorith
     """
     devices.configure(options.precision)
     there, names = place(options), chosen(options.methods, algorithms)
-    if options.methods == ("all",) and "FedAMP" in names:
-        names = ["FedAMP"]
+    if options.methods == ("all",):
+        names = [name for name in names if name in ("FedAMP", "base")] or names
     train = federation.train
     table = Table(title=f"A round of {len(train.size)} clients on {options.dry_run}, {there.devices} device(s)")
     for column in ("method", "memory each", "fits", "exchanged", "seconds", f"{options.rounds} rounds"):

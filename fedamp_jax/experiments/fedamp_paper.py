@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import fedamp_jax
@@ -15,10 +16,11 @@ from fedamp_jax.algorithms.registry import Setup, make_all
 from fedamp_jax.attention import Perplexity, perplexity
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data import Federation, Source
+from fedamp_jax.data.federations import clients_of, part
 from fedamp_jax.experiments import command_line, dry_run, grid, newcomers, paper_values, report, run_folder
 from fedamp_jax.experiments.schema import RunResults
 from fedamp_jax.experiments.sweep import sweep_sigma
-from fedamp_jax.experiments.train import train_methods
+from fedamp_jax.experiments.train import participation, train_methods
 
 QUICK_METHODS = ("Separate", "FedAvg", "FedAMP", "HeurFedAMP")
 """What --quick trains unless --methods names others."""
@@ -48,7 +50,7 @@ class Options(command_line.Options):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the layers' arithmetic; parameters and sums stay float32."""
     quick: bool = False
-    """A trial: 3 rounds, 2 epochs, 8 clients of 40 examples, four methods."""
+    """A trial: 3 rounds of 2 epochs, 8 clients of 40 examples."""
     methods: tuple[str, ...] = ("all",)
     """FedAMP FedAvg-FT ..., all, or paper (those of the FedAMP paper)."""
     rounds: int | None = None
@@ -87,6 +89,8 @@ class Command(Options):
     """Share of the clients invited to a round; each value is a panel."""
     drop_rate: tuple[float, ...] = (0.0,)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Share of these that drop out; each value is a panel."""
+    quick: bool = False
+    """A trial: 3 rounds of 2 epochs, 8 clients of 40 examples, four methods."""
     seeds: tuple[int, ...] = ()
     """Several seeds instead of --seed; mean and deviation are reported."""
 
@@ -129,6 +133,8 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
     check_integer("--width", width, low=1)
     if model != "resnet18" and width != Options.width:
         raise ValueError(f"--width is for --model resnet18, not for {model}")
+    if model != "resnet18" and options.norm != Options.norm:
+        raise ValueError(f"--norm is for --model resnet18, not for {model}")
     if options.quick and model == "resnet18":
         width = min(width, QUICK_WIDTH)
     options = dataclasses.replace(
@@ -156,9 +162,18 @@ def load(options: Options, setting: str, source: Source | None = None) -> Federa
 
 
 def judged(options: Options, federation: Federation) -> Federation:
-    """With --validation-fraction that share of each client's training data in place of its test data."""
+    """With --validation-fraction that share of each client's training data in place of its test data.
+
+    Clients with a single training example are left out, as they could not be judged.
+    """
     if not options.validation_fraction:
         return federation
+    size, ids = np.asarray(federation.train.size), np.asarray(federation.train.id)
+    if (single := size < 2).any() and not single.all():
+        listed = ", ".join(map(str, np.sort(ids[single])))
+        text = f"--validation-fraction leaves out clients with one training example: {listed}"
+        run_folder.console.print(text, highlight=False, soft_wrap=True)
+        federation = part(federation, ~single)
     train, validation = fedamp_jax.data.hold_out(federation.train, options.validation_fraction, seed=options.seed)
     return federation._replace(train=train, test=validation)
 
@@ -247,7 +262,10 @@ def variants_of(command: Command, setting: str, kind: type[Options] = Options) -
         options = kind(**{**one, "participation": share, "drop_rate": dropped})
         if options.quick and options.methods == ("all",):
             options = dataclasses.replace(options, methods=QUICK_METHODS)
-        variants.append(grid.Variant(", ".join(titles), finish(options, setting)))
+        options = finish(options, setting)
+        m = getattr(options, "clients", None) or clients_of(options.dataset)
+        participation(options, max((min(m, 8) if options.quick else m) - options.holdout_clients, 1))
+        variants.append(grid.Variant(", ".join(titles), options))
     return variants
 
 
@@ -269,9 +287,7 @@ def prepare(
 def execute(experiment: str, setting: str, options: Options, folder: Path) -> RunResults:
     """Train every chosen method, writing results into `folder` after each one; returns the results."""
     federation, task, algorithms, later = prepare(setting, options)
-    paper = {}
-    if paper_values.as_in_tables(vars(options)):
-        paper = {n: v for (s, d, n), v in paper_values.PAPER_BMTA.items() if (s, d) == (setting, options.dataset)}
+    paper = paper_values.bmta(setting, options.dataset, vars(options))
     # A perplexity has a scale for each client.
     sigmas = {"FedAMP": None if isinstance(options.sigma, str) else options.sigma}
     results = train_methods(

@@ -4,6 +4,7 @@ Every run has a folder of its own, so that `--resume` continues the one that was
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from fedamp_jax.checks import check_integer
 from fedamp_jax.experiments import (
     attention_history,
     comparison,
@@ -65,10 +67,12 @@ def run(
     for name, values in (("--seeds", [str(s) for s in seeds]), ("settings", [v.title for v in variants])):
         if len(set(values)) < len(values):
             raise ValueError(f"{name} must differ, got {', '.join(values)}: give each once")
-    several = len(variants) > 1
+    for seed in seeds:
+        check_integer("--seeds", seed, low=0)
+    several, found = len(variants) > 1, None
     if several:
         mine = {"experiment": experiment, **_settings(variants, seeds)}
-        run_folder.claim(folder, mine, variants[0].options.resume, [_slug(v.title) for v in variants])
+        found = run_folder.claim(folder, mine, variants[0].options.resume, [_slug(v.title) for v in variants])
     results = {}
     for heading, options in variants:
         inside = folder / _slug(heading) if several else folder
@@ -77,6 +81,8 @@ def run(
         run_folder.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
         return results[variants[0].title]
     summary = summarize(experiment, variants, seeds, results)
+    if found and json.loads(json.dumps(summary["parts"])) == cast(GridResults, found)["parts"]:
+        summary = cast(GridResults, found)  # nothing was trained: it says which command and versions it is of
     report.write_json(summary, folder / "results.json")
     write_summary_report(summary, results, folder)
     return summary

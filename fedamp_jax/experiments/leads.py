@@ -149,8 +149,6 @@ def one_optimizer(methods: Methods, make: Callable[[Solver], Methods]) -> Method
 
     def change(algorithm: Algorithm) -> Algorithm:
         def round(key, state, data):
-            if data.placement.devices > 1:
-                raise ValueError("--leads one-optimizer trains one client after the other: give --devices 1")
             return algorithm.round(key, state, data._replace(placement=InTurn()))
 
         return algorithm._replace(round=round)
@@ -180,8 +178,16 @@ def variants_of(command: Command) -> list[grid.Variant]:
     unknown = [part for name in names for part in name.split("+") if part not in LEADS]
     if unknown:
         raise ValueError(f"--leads: there is no {' and no '.join(unknown)}; there are {' '.join(LEADS)} all")
-    one = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
-    return [grid.Variant(name, fedamp_paper.finish(Options(**{**one, "lead": name}), "practical")) for name in names]
+    variants = []
+    for name in names:
+        one: dict[str, Any] = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
+        one["lead"] = name
+        if "one-optimizer" in name.split("+"):
+            if (command.devices or 1) > 1:
+                raise ValueError("--leads one-optimizer trains one client after the other: leave out --devices")
+            one["devices"] = 1
+        variants.append(grid.Variant(name, fedamp_paper.finish(Options(**one), "practical")))
+    return variants
 
 
 def prepare(options: Options) -> tuple[Federation, Task, Methods]:
@@ -205,8 +211,7 @@ def prepare(options: Options) -> tuple[Federation, Task, Methods]:
 def execute(options: Options, folder: Path) -> RunResults:
     """Train every chosen method with one lead, writing results into `folder`; returns the results."""
     federation, task, methods = prepare(options)
-    table = paper_values.PAPER_BMTA
-    paper = {name: table[key] for name in methods if (key := ("practical", options.dataset, name)) in table}
+    paper = paper_values.bmta("practical", options.dataset, vars(options))
     results = train_methods("leads", options, folder, federation, task, methods, paper)
     write_files(results, folder)
     return results

@@ -25,10 +25,10 @@ import numpy as np
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Task
-from fedamp_jax.data import Federation, Omniglot, Source, check_pair, from_lists, load, partition
+from fedamp_jax.data import Federation, Omniglot, Source, check_pair, from_lists, partition
 from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, pflego_paper, run_folder
 from fedamp_jax.experiments.schema import RunResults
-from fedamp_jax.experiments.train import train_methods
+from fedamp_jax.experiments.train import participation, train_methods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def digits_substitute(source: Source, seed: int) -> Federation:
 
 def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
     """The clients, the model, and every method by its name."""
-    source = load(options.dataset, options.data_dir)
+    source = dry_run.source(options, Source if options.dataset == "digits" else Omniglot)
     if isinstance(source, Omniglot):
         federation = alphabets(source, options.rotations or "train", options.seed)
         model = fedamp_jax.models.omniglot_cnn
@@ -102,9 +102,6 @@ def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
 def execute(options: Options, folder: Path) -> RunResults:
     """Train every chosen method, writing results into `folder`; returns the results."""
     federation, task, algorithms = prepare(options)
-    if options.dataset == "omniglot" and options.chunk is None and jax.default_backend() == "cpu":
-        # The activations of a full batch of 3,300 drawings take gigabytes, and a CPU does not say what it has.
-        options = dataclasses.replace(options, chunk=1)
     paper = {}
     if paper_values.as_in_pflego_tables(vars(options)) and options.dataset == "omniglot":
         paper = {name: paper_values.PFLEGO_TABLE2[name][0] for name in algorithms}
@@ -126,6 +123,11 @@ def variants_of(command: Command) -> list[grid.Variant]:
         one = {**{f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}, "rotations": rotations}
         rounds = 30 if digits else paper_values.OMNIGLOT_ROUNDS
         options = pflego_paper.finish(Options(**{**one, "participation": share}), rounds)
+        on_cpu = options.dry_run in (None, "here") and jax.default_backend() == "cpu"
+        if not digits and options.chunk is None and on_cpu:
+            # The activations of a full batch of 3,300 drawings take gigabytes, and a CPU does not say what it has.
+            options = dataclasses.replace(options, chunk=1)
+        participation(options, 20 if digits else 50)
         title = f"{run_folder.percent(share)} invited" if len(command.participation) > 1 else ""
         variants.append(grid.Variant(title, options))
     return variants

@@ -170,9 +170,18 @@ def as_in_tables(own: Mapping[str, Any]) -> bool:
     return everybody and _usual(own, LOCAL_STEPS) and own.get("epochs_range") is None and own.get("width", 64) == 64
 
 
+def bmta(setting: str, dataset: str, own: Mapping[str, Any]) -> dict[str, float]:
+    """The BMTA of Tables 1 to 3 by method; empty if the settings are not those of the tables."""
+    found = PAPER_BMTA.items() if as_in_tables(own) else ()
+    return {name: value for (s, d, name), value in found if (s, d) == (setting, dataset)}
+
+
 def as_in_pflego_tables(own: Mapping[str, Any]) -> bool:
-    """Whether settings are those of PFLEGO's Tables 1 and 2: its participation and steps."""
-    return _usual(own, PFLEGO_STEPS) and own["participation"] == PFLEGO_PARTICIPATION
+    """Whether settings are those of PFLEGO's Tables 1 and 2: its clients, participation and steps."""
+    # The papers have no digits: a smaller experiment of the same kind has its line in the tables.
+    data = own.get("clients") in (None, PFLEGO_CLIENTS) and own.get("rotations") in (None, "train")
+    alike = (data or own.get("dataset") == "digits") and own.get("labels", "own") == "own"
+    return alike and _usual(own, PFLEGO_STEPS) and own["participation"] == PFLEGO_PARTICIPATION
 
 
 def _usual(own: Mapping[str, Any], steps: Mapping[str, Any]) -> bool:
@@ -192,8 +201,9 @@ def apfl_alpha(setting: str, dataset: str) -> float:
 def self_weights(setting: str, federation: Federation) -> np.ndarray:
     """`xi_ii = 1 / (N_i + 1)` of Appendix C, `[M]` float32; N_i other clients have the same distribution as client i.
 
-    Clients have the same distribution if they are of one group; in data without groups, if they have the same set of
-    classes in training; in the setting `"iid"`, always.
+    Clients have the same distribution if they are of one group; in the setting `"pathological"`, if they have the same
+    set of classes in training; in `"iid"`, always. In settings that the paper does not have no two clients do, and
+    Appendix C would give everybody the weight 1, which is training alone: there N_i is `PERPLEXITY`.
     """
     train, _, groups = federation
     distributions: list[Any]
@@ -201,6 +211,8 @@ def self_weights(setting: str, federation: Federation) -> np.ndarray:
         distributions = [0] * len(train.size)
     elif groups is not None:
         distributions = list(groups)
-    else:
+    elif setting == "pathological":
         distributions = [tuple(np.unique(train.y[i, : train.size[i]])) for i in range(len(train.size))]
+    else:
+        return np.full(len(train.size), 1 / (PERPLEXITY + 1), np.float32)
     return np.array([1 / distributions.count(one) for one in distributions], np.float32)

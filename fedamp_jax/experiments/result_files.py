@@ -21,6 +21,11 @@ from fedamp_jax.experiments.schema import (
 )
 
 _DIGITS = 4  # decimals of an accuracy in percent, and of a weight, that a small copy keeps
+_OF_CLIENTS = (
+    "seed", "seeds", "setting", "split", "alpha", "balanced", "clients", "degree", "labels", "rotations", "train_share",
+    "lead", "validation_fraction", "holdout_clients", "quick",
+)  # fmt: skip
+"""The settings on which the clients and their data depend."""
 _LARGE = 32  # from this number of clients on, a small copy leaves out xi, which would be most of it
 
 
@@ -120,15 +125,16 @@ def best(found: Sequence[Row]) -> dict[str, Row]:
 
 def in_tables(row: Row) -> bool:
     """Whether a run has a place in its paper's tables."""
-    pflego = row.head["experiment"] in ("degrees", "omniglot")
-    return (paper_values.as_in_pflego_tables if pflego else paper_values.as_in_tables)(row.settings)
+    if row.head["experiment"] in ("degrees", "omniglot"):
+        return paper_values.as_in_pflego_tables(row.settings)
+    return row.head["experiment"] in paper_values.PAPER_SIGMA and paper_values.as_in_tables(row.settings)
 
 
 def p_value(a: Row, b: Row) -> float | None:
     """Wilcoxon's p between two methods; None unless both were run on the same clients for as many rounds."""
-    keys = ("seed", "seeds", "degree", "clients", "labels", "rotations")
-    same = all(a.settings.get(k) == b.settings.get(k) for k in keys) and a.clients == b.clients
-    same &= (a.settings.get("validation_fraction") or 0) == (b.settings.get("validation_fraction") or 0)
+    # Files may be older than an option, whose default is then None, 0 or False in others.
+    same = all((a.settings.get(key) or None) == (b.settings.get(key) or None) for key in _OF_CLIENTS)
+    same &= a.clients == b.clients
     same &= all(a.head[k] == b.head[k] for k in ("experiment", "dataset", "rounds"))
     return metrics.wilcoxon(a.entry["accuracy"], b.entry["accuracy"]) if same else None
 

@@ -170,10 +170,15 @@ def lock(folder: Path) -> None:
     _locked[name] = file
 
 
-def open_folder(folder: Path, options: Any, experiment: str) -> dict[str, Any]:
-    """Claim the folder for one run; returns the entries of the methods that it holds already. Raises as `claim`."""
-    found: Any = claim(folder, {"experiment": experiment, **settings_of(options)}, options.resume)
-    return found["methods"] if found else {}
+def open_folder(folder: Path, options: Any, experiment: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Claim the folder for one run. Raises as `claim`.
+
+    Returns:
+        `(entries, head)`: of the methods that the folder holds already, and what else its results say; both empty if it
+        holds none.
+    """
+    found: Any = claim(folder, {"experiment": experiment, **settings_of(options)}, options.resume) or {"methods": {}}
+    return found.pop("methods"), found
 
 
 def remove(folder: Path) -> None:

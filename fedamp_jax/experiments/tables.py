@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from fedamp_jax import metrics
 from fedamp_jax.algorithms.registry import METHODS, PAPER_METHODS
+from fedamp_jax.data.federations import clients_of
 from fedamp_jax.experiments import (
     ablation,
     command_line,
@@ -60,7 +61,7 @@ class Options:
 
 
 def other_runs(measured: Sequence[Row]) -> list[str]:
-    """BMTA by setting of runs with dropped clients, partial participation, random epochs or other local training."""
+    """BMTA by setting of runs with settings that the papers' tables do not have."""
     out = ["## Dropped clients, participation, other local training (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"]
     groups: dict[str, list[Row]] = {}
     for row in measured:
@@ -87,12 +88,21 @@ def _conditions(own: Mapping[str, Any]) -> str:
     """How these settings differ from those of the papers' tables, as text."""
     words = [paper_values.DEGREES[own["degree"]]] if own.get("degree") else []
     words += [f"{run_folder.percent(own['participation'])} invited"] * (own["participation"] != 1 or bool(words))
+    words += [f"{name} {own[name]}" for name in ("setting", "split", "alpha") if own.get(name)]
+    usual = (None, clients_of(own.get("dataset", "")))
+    words += [f"{own['clients']} clients"] if own.get("clients") not in usual else []
+    words += ["balanced"] * bool(own.get("balanced")) + ["--quick"] * bool(own.get("quick"))
+    words += [f"{own['labels']} labels"] if own.get("labels", "own") != "own" else []
+    words += [f"rotations {own['rotations']}"] if own.get("rotations") not in (None, "none", "train") else []
+    words += [f"{run_folder.percent(own['train_share'])} of the examples"] if own.get("train_share", 1) != 1 else []
+    words += ["validation data"] * bool(own.get("validation_fraction"))
+    words += [f"{own['holdout_clients']} clients held out"] if own.get("holdout_clients") else []
     words += [own["lead"]] if own.get("lead") else []
     words += [f"{run_folder.percent(own['drop_rate'])} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
     steps = {**paper_values.LOCAL_STEPS, **paper_values.PFLEGO_STEPS}
-    words += [f"{name} {own[name]}" for name, usual in steps.items() if own.get(name, usual) != usual]
+    words += [f"{name} {own[name]}" for name, value in steps.items() if own.get(name, value) != value]
     return ", ".join(words) or "all clients"
 
 
@@ -263,7 +273,11 @@ def execute(options: Options) -> None:
     names = [record.name for record in records]
     if len(set(names)) < len(names):
         raise ValueError(f"result files must have different names, or lie in folders with different names; got {names}")
+    if options.note is not None and options.slim is None:
+        raise ValueError("--note is for --slim, which writes it into the small copies: leave it out, or give --slim")
     if options.slim is not None:
+        if Path(options.slim).is_file():
+            raise ValueError(f"--slim {options.slim} is a file; give a folder")
         for record in records:
             run_folder.console.print(
                 str(slim(record, Path(options.slim), options.note)), highlight=False, soft_wrap=True
@@ -274,6 +288,8 @@ def execute(options: Options) -> None:
         print(page(records, f"{command} RESULTS..."))
         return
     path = Path(options.write)
+    if path.is_dir():
+        raise ValueError(f"--write {path} is a folder; give the name of a file, such as {path / 'results.md'}")
     command = shlex.join(["python", "experiments/tables.py", "--write", options.write, *options.results])
     images = []
     for name, figure in figures(records).items():

@@ -170,11 +170,12 @@ def train_methods(
     participation(options, len(federation.train.size))
     placement = devices.placement_for(options)
     training = Training(experiment, options, folder, federation, task, placement, score_rounds)
-    entries = run_folder.open_folder(folder, options, experiment)
-    results = _without_methods(training)
+    entries, head = run_folder.open_folder(folder, options, experiment)
     kept = [name for name in algorithms if name in names or name in entries]
     lacking = [name for name in kept if options.save_models and not training.models(name).exists()]
     wanted = {name: algorithms[name] for name in kept if name not in entries or name in lacking}
+    # Where nothing is trained, the results keep saying which command, machine and versions they are of.
+    results = _without_methods(training) if wanted else cast(RunResults, head)
     left = {name: options.rounds - run_folder.rounds_done(training.checkpoints(name)) for name in wanted}
     if text := forecast.at_least(task, federation.train, placement, options, left):
         run_folder.console.print(text, highlight=False, soft_wrap=True)

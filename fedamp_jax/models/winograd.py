@@ -120,7 +120,8 @@ def forward(x: Array, w: Array, pads: Pads, *, precision=None) -> Array:
     rows, columns = -(-height // TILE), -(-width // TILE)
     bt, g, at = transforms(r)
     # All n^2 in one product: of many kernels, a sum of parts would read them many times.
-    kernels = jnp.matmul(np.kron(g, g).astype(w.dtype), w.reshape(r * r, -1), precision=precision)
+    both = np.kron(np.asarray(g), np.asarray(g)).astype(w.dtype)
+    kernels = jnp.matmul(both, w.reshape(r * r, -1), precision=precision)
     kernels = kernels.reshape(-1, *w.shape[2:])
 
     def line(part_and_number: tuple[Array, Array]) -> Array:
