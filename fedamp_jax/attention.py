@@ -96,8 +96,11 @@ def scales(score: Callable[[Array], Array], t: Array, edges: Array, k: Array) ->
 
     def entropy(sigma: Array) -> Array:
         p = normalize(score(sigma), edges, jnp.float32(0))
-        off = jnp.where(edges & (p > 0), p, 1.0)  # of which the logarithm is 0
-        return -jnp.sum(off * jnp.log(off), axis=1, keepdims=True)
+        some = edges & (p > 0)
+        off = jnp.where(some, p, 1.0)  # of which the logarithm is 0
+        found = -jnp.sum(off * jnp.log(off), axis=1, keepdims=True)
+        # A slope that ends at some distance leaves no weight to anybody where sigma is small: always too small.
+        return jnp.where(jnp.any(some, axis=1, keepdims=True), found, -jnp.inf)
 
     def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
@@ -106,8 +109,8 @@ def scales(score: Callable[[Array], Array], t: Array, edges: Array, k: Array) ->
         return jnp.where(flatter, middle, low), jnp.where(flatter, high, middle)
 
     bounds = jnp.full_like(largest, -30.0), jnp.full_like(largest, 12.0)
-    low, high = lax.fori_loop(0, 32, halve, bounds)  # float32 tells no more steps apart
-    return largest * jnp.exp((low + high) / 2)
+    _, high = lax.fori_loop(0, 32, halve, bounds)  # float32 tells no more steps apart
+    return largest * jnp.exp(high)
 
 
 def edges(receives: Array, sends: Array) -> Array:

@@ -1,5 +1,6 @@
 """All clients: one function of ONE client, run for all of them, and their streams of random numbers."""
 
+import dataclasses
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,11 @@ def per_client(name: str, value: Array, data: Data) -> Array:
     if value.shape[0] != data.clients:
         raise ValueError(f"{name} has {value.shape[0]} numbers for {data.clients} clients")
     return jnp.pad(value, (0, m - data.clients))
+
+
+def at_home(data: Data) -> Data:
+    """The data for training that stays with the clients, as before use: all that have examples, nothing is sent."""
+    return data._replace(online=data.size > 0, placement=dataclasses.replace(data.placement, transmit=None))
 
 
 def for_each_client(

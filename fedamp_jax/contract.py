@@ -21,6 +21,7 @@ def check_task(task: Any) -> Variables:
     Raises:
         TypeError: if it is no `Task`, `init` does not return `Variables` of float32 parameters, or `metrics` is no
             tuple of `Metric`s.
+        ValueError: if two metrics have one name.
 
     >>> import fedamp_jax
     >>> check_task(fedamp_jax.Task(lambda key: {"w": jnp.zeros(3)}, None, None))
@@ -33,7 +34,7 @@ def check_task(task: Any) -> Variables:
     try:
         hash(task)
     except TypeError as error:
-        message = f"a task must be hashable, as programs are compiled for it: make metrics a tuple ({error})"
+        message = f"a task must be hashable, as programs are compiled for it: make metrics and head tuples ({error})"
         raise TypeError(message) from None
     return _model(task)
 
@@ -44,6 +45,9 @@ def _model(task: Task) -> Variables:
         raise TypeError(f"task.metrics must be a tuple of at least one fedamp_jax.Metric, got {task.metrics!r}")
     for metric in task.metrics:
         check_type("each of task.metrics", metric, Metric, "fedamp_jax.Metric(name, function)")
+    names = [metric.name for metric in task.metrics]
+    if len(set(names)) < len(names):
+        raise ValueError(f"task.metrics must have different names, got {', '.join(names)}")
     model = jax.eval_shape(task.init, jax.random.key(0))
     if not isinstance(model, Variables):
         raise TypeError(

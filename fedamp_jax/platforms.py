@@ -74,7 +74,10 @@ def on_platform(choice: str, implementations: dict[str, Callable[..., Any]], *ar
 
 def default_device() -> Any:
     """The device on which JAX runs what is not placed elsewhere."""
-    return jax.config.jax_default_device or jax.local_devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
+    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(chosen, str):  # the name of a platform
+        return jax.local_devices(backend=chosen)[0]
+    return chosen or jax.local_devices()[0]
 
 
 def side_by_side(platform: str, convolves: Callable[[], bool]) -> int | None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,7 +72,7 @@ def save(
         TypeError: if `models` are no `Variables`, or something is not JSON-like.
         ValueError: if the models are not the task's, or there are not M different names.
 
-    >>> import jax, fedamp_jax
+    >>> import tempfile, jax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 2))
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -154,11 +153,10 @@ def _refuse_other(found: dict[str, list[Any]], wanted: dict[str, list[Any]], wha
 
 def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Beside its place and renamed, so that a reader finds the old file or the new one."""
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with unfinished.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -81,7 +81,11 @@ class Solver:
 
     def at_round(self, k: Array) -> optax.GradientTransformation:
         """The optimizer of round `k`."""
-        return self.optimizer if isinstance(self.optimizer, optax.GradientTransformation) else self.optimizer(k)
+        if isinstance(self.optimizer, optax.GradientTransformation):
+            return self.optimizer
+        made = self.optimizer(k)
+        check_type("optimizer(round)", made, optax.GradientTransformation, "such as lambda k: optax.sgd(schedule(k))")
+        return made
 
     def width(self, client: Data) -> int:
         """`B`: the batch size, or the padded length of ONE client's data if that is smaller."""

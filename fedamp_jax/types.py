@@ -84,7 +84,10 @@ def correct(logits: Array, batch: Batch) -> Array:
             f"and outputs {list(logits.shape)}: give the task other metrics, such as fedamp_jax.models.MSE"
         )
     own = jnp.arange(logits.shape[-1])[None] < batch.classes
-    return (jnp.argmax(jnp.where(own, logits, -jnp.inf), axis=-1) == batch.y).astype(jnp.float32)
+    found = jnp.where(own, logits, -jnp.inf)
+    # NaN counts as the largest: a model that has diverged would be right wherever the label is 0.
+    right = (jnp.argmax(found, axis=-1) == batch.y) & ~jnp.isnan(jnp.max(found, axis=-1))
+    return right.astype(jnp.float32)
 
 
 ACCURACY = Metric("accuracy", correct)
@@ -139,7 +142,8 @@ class Data(NamedTuple):
             padding client, which `Placement.place` adds where the devices do not divide the clients.
         classes: `[M]` int32, each client's number of classes; 0 if y are targets.
         id: `[M]` int32, the client's identity in random number generation: results follow it, not the position.
-        online: `[M]` bool, whether the client takes part in this round. An offline client neither trains nor sends.
+        online: `[M]` bool, whether the client takes part in this round. An offline client neither trains nor sends, and
+            a client without examples is offline in every round.
         placement: where the clients live; static, so it is a part of the tree's structure and holds no array.
     """
 

@@ -15,11 +15,14 @@ from fedamp_jax.types import Array, Data, Task, Variables
 def holdout(key: Array, client: Data, share: float) -> tuple[Data, Data]:
     """ONE client's examples divided at random into two sets: `(first, rest)`, such as validation and training data.
 
+    It is traced, for algorithms; `fedamp_jax.data.hold_out` divides the data of all clients before a run, and returns
+    the part to train on first.
+
     Args:
         key: the same key gives the same division; for one that stays over rounds take a key that does.
         client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
         share: of the examples that go to the first set, in (0, 1). Both sets get at least one example; those of a
-            client with a single one are the same.
+            client with a single one are the same, and those of a client without any are empty.
 
     Returns:
         Two clients like `client`, with the padding length of the whole.
@@ -34,13 +37,14 @@ def holdout(key: Array, client: Data, share: float) -> tuple[Data, Data]:
     draw = jax.random.uniform(stream(key, "holdout"), (n,), jnp.float32)
     rows = jnp.argsort(jnp.where(jnp.arange(n) < client.size, draw, jnp.inf))
     wanted = jnp.round(share * client.size.astype(jnp.float32)).astype(jnp.int32)
-    count = jnp.clip(wanted, 1, jnp.maximum(client.size - 1, 1))
+    least = jnp.minimum(client.size, 1)
+    count = jnp.clip(wanted, least, jnp.maximum(client.size - 1, least))
     behind = jnp.roll(rows, -jnp.minimum(count, client.size - 1))
 
     def some(rows: Array, size: Array) -> Data:
         return client._replace(x=take(client.x, rows), y=client.y[rows], size=size)
 
-    return some(rows, count), some(behind, jnp.maximum(client.size - count, 1))
+    return some(rows, count), some(behind, jnp.maximum(client.size - count, least))
 
 
 def cross_losses(

@@ -361,6 +361,30 @@ MUTATIONS = [
     Mutation("leads-twice", "experiments/tables.py", 'own = ("ablation", "leads")', 'own = ("ablation",)', "tests/test_tables.py -k leads"),
     Mutation("leads-first-only", "experiments/leads.py", 'for name in options.lead.split("+")]', 'for name in options.lead.split("+")[:1]]', "tests/test_leads.py -k together"),
     Mutation("tracebacks", "driver/checkpoint.py", 'return not (record.exc_info and "orbax" in Path(record.pathname).parts)', "return True", "tests/test_checkpoint.py -k full_disk"),
+    # Experiments that lose results, or compare what differs.
+    Mutation("attention-dry-run-trains", "experiments/attention.py", "if options.dry_run is not None:", "if False:", "tests/test_dry_run.py -k 'every_experiment and attention'"),
+    Mutation("dirichlet-alone", "experiments/paper_values.py", 'elif setting == "pathological":', "elif True:", "tests/test_experiments.py -k self_weights"),
+    Mutation("faulty-loses-methods", "experiments/faulty.py", "{n: done[n] for n in order if n in done}", "{n: done[n] for n in order[: order.index(name) + 1]}", "tests/test_faulty_experiment.py -k resuming"),
+    Mutation("faulty-new-origin", "experiments/faulty.py", "if all(n in done for n in order) else", "if False else", "tests/test_faulty_experiment.py -k resuming"),
+    Mutation("single-examples-validated", "experiments/fedamp_paper.py", "(single := size < 2)", "(single := size < 0)", "tests/test_experiments.py -k one_example"),
+    Mutation("origin-lost", "experiments/train.py", "_without_methods(training) if wanted else", "_without_methods(training) if True else", "tests/test_experiments.py -k origin"),
+    Mutation("panels-origin-lost", "experiments/grid.py", "if found and json", "if False and json", "tests/test_experiments.py -k origin"),
+    Mutation("p-of-other-clients", "experiments/result_files.py", "for key in _OF_CLIENTS)", 'for key in ("seed", "seeds"))', "tests/test_compare.py -k same_clients"),
+    Mutation("paper-beside-other-labels", "experiments/paper_values.py", ' and own.get("labels", "own") == "own"', "", "tests/test_experiments.py -k papers_values_are"),
+    Mutation("dirichlet-in-no-table", "experiments/result_files.py", 'row.head["experiment"] in paper_values.PAPER_SIGMA and ', "", "tests/test_tables.py -k other_settings"),
+    Mutation("validation-unnamed", "experiments/tables.py", '["validation data"] * bool(own.get("validation_fraction"))', "[]", "tests/test_tables.py -k other_settings"),
+    Mutation("seeds-unchecked", "experiments/grid.py", 'check_integer("--seeds", seed, low=0)', "pass", "tests/test_experiments.py -k negative"),
+    Mutation("omniglot-side-by-side", "experiments/omniglot.py", "options = dataclasses.replace(options, chunk=1)", "pass", "tests/test_dry_run.py -k omniglot_without"),
+    # Clients without examples, losses that are no numbers, what stays at home.
+    Mutation("empty-client-online", "driver/rounds.py", "data.online & (data.size > 0)", "data.online", "tests/test_faults.py -k without_examples"),
+    Mutation("nan-gain", "algorithms/fedfomo.py", "jnp.where(after < before[:, None], before[:, None] - after, 0.0)", "jnp.maximum(before[:, None] - after, 0.0)", "tests/test_faults.py -k without_a_loss"),
+    Mutation("tuning-transmitted", "clients.py", "dataclasses.replace(data.placement, transmit=None)", "data.placement", "tests/test_faults.py -k stays_at_home"),
+    Mutation("no-edge-counts-as-one", "attention.py", "jnp.where(jnp.any(some, axis=1, keepdims=True), found, -jnp.inf)", "found", "tests/test_attention.py -k few_or_equal"),
+    Mutation("perplexity-from-below", "attention.py", "_, high = lax", "high, _ = lax", "tests/test_attention.py -k few_or_equal"),
+    Mutation("nan-is-right", "types.py", " & ~jnp.isnan(jnp.max(found, axis=-1))", "", "tests/test_evaluation.py -k diverged"),
+    Mutation("nan-is-negative", "models/scores.py", " & ~jnp.isnan(a)", "", "tests/test_evaluation.py -k diverged"),
+    Mutation("host-data-stay", "placement/placement.py", "if moves and a.committed else a", "if False else a", "tests/test_loop.py -k leave_the_host"),
+    Mutation("private-models", "saving.py", "unfinished.replace(path)", "unfinished.chmod(0o600)\n        unfinished.replace(path)", "tests/test_saving.py -k may_read"),
 ]  # fmt: skip
 
 

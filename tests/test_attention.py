@@ -139,6 +139,8 @@ def test_perplexity_of_few_or_equal_clients():
     assert (weights([0, 1, 2], 2.0, online=[False] * 3) == np.eye(3)).all()
     assert weights([0, 1, 2, 3], 1.0)[0].round(3).tolist() == [0, 1, 0, 0]
     for slope in (attention.scad, attention.mcp):
+        # Failed when a slope that ends before the nearest client left everybody alone.
+        assert weights([0, 1, 2.5, 4.5], 1.0, slope=slope).round(3)[:2].tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
         p = weights([0, 1, 2.5, 4, 6], 2.5, slope=slope)
         entropy = -np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0), axis=1)
         np.testing.assert_allclose(np.exp(entropy), 2.5, rtol=1e-3)

@@ -64,3 +64,12 @@ def test_what_evaluate_refuses():
         fedamp_jax.evaluate(task, state, federation())
     with pytest.raises(ValueError, match=r"one model for each of 8 clients, leaves \[8, ...\]"):
         fedamp_jax.evaluate(task, task.init(KEY), federation())
+
+
+def test_a_model_that_diverged_is_right_about_nothing():
+    """NaN logits, of any of the client's own classes. Failed when NaN was the largest, so that label 0 was right."""
+    batch = fedamp_jax.types.Batch(jnp.zeros((3, 1)), jnp.array([0, 1, 0]), jnp.ones(3, bool), jnp.int32(2), None)
+    logits = jnp.array([[jnp.nan, 0.0, 0.0], [0.0, 1.0, jnp.nan], [1.0, jnp.nan, 0.0]])
+    assert fedamp_jax.types.correct(logits, batch).tolist() == [0, 1, 0]
+    one = batch._replace(x=None)
+    assert fedamp_jax.models.BINARY_ACCURACY.function(jnp.full((3, 1), jnp.nan), one).tolist() == [0, 0, 0]

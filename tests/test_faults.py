@@ -338,3 +338,55 @@ def test_clients_of_nan_are_refused_before_they_are_clients():
     xs = [np.zeros((2, FEATURES)), np.full((2, FEATURES), np.nan)]
     with pytest.raises(ValueError, match=r"x of client 1 has NaN.*\[0, 0\]"):
         from_lists(xs, [[0, 1], [1, 0]], classes=CLASSES)
+
+
+def test_a_client_without_examples_counts_for_nothing(entry):
+    """Though it says that it is online: the others end as if it were offline, and it is not counted as trained.
+
+    Failed when its initial model was mixed into those of others.
+    """
+    _, algorithm = made(entry)
+    clients = federation()
+    empty = clients._replace(size=clients.size.at[BAD].set(0))
+    absent = empty._replace(online=clients.online.at[BAD].set(False))
+    copied = lambda: algorithm.init(KEY, empty)  # noqa: E731
+    (a, info), (b, _) = (fedamp_jax.round(algorithm, copied(), c, KEY) for c in (empty, absent))
+    chex.assert_trees_all_equal(a, b)
+    assert info.epochs[BAD] == 0 and not info.rejected.any()
+
+
+def test_a_candidate_without_a_loss_harms_no_other():
+    """FedFomo: one model's validation loss is NaN everywhere, and the others are weighed as without it.
+
+    Failed when NaN reached the sums of all rows, so that everybody stayed alone.
+    """
+    task = tiny_task()
+    worst = task._replace(
+        loss=lambda v, b, k: (
+            task.loss(v, b, k)[0] + jnp.where(v.params["head"]["bias"][0] > 50, jnp.nan, 0.0),
+            v.stats,
+        )
+    )
+    algorithm = fedamp_jax.fedfomo(worst, Solver(optax.sgd(0.1), epochs=1), validation=0.3)
+    clients = federation()
+    state, _ = run_rounds(algorithm, clients, 2)
+    bias = state.clients.variables.params["head"]["bias"].at[BAD].set(100.0)
+    params = {**state.clients.variables.params, "head": {**state.clients.variables.params["head"], "bias": bias}}
+    variables = state.clients.variables._replace(params=params)
+    state = state._replace(clients=state.clients._replace(variables=variables))
+    _, info = algorithm.round(KEY, state, clients)
+    rest = np.delete(np.asarray(info.xi), BAD, axis=0)
+    assert np.isfinite(np.asarray(info.xi)).all() and (rest[:, BAD] == 0).all()
+    assert (np.delete(rest, BAD, axis=1) * ~np.eye(len(rest), dtype=bool) > 0).any()
+
+
+def test_noise_on_the_way_does_not_reach_what_stays_at_home():
+    """`Placement(transmit=...)` is for updates that are sent. Failed when fine-tuned models were noisy, too."""
+    base = made(find("fedavg"))[1]
+    tuned = fedamp_jax.fine_tuned(tiny_task(), Solver(optax.sgd(0.1), epochs=1), base=base)
+    data = federation()
+    state, _ = run_rounds(base, data, 1)
+    noisy = data._replace(
+        placement=fedamp_jax.Placement(transmit=lambda key, client, sent: jax.tree.map(jnp.zeros_like, sent))
+    )
+    chex.assert_trees_all_equal(*(tuned.personalize(KEY, state, d) for d in (data, noisy)))

@@ -11,7 +11,7 @@ import fedamp_jax
 from fedamp_jax import Checkpoint, Solver, data
 from fedamp_jax.models import resnet18
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import ENTRIES, federation, find, made, make, one_after_the_other, run_rounds
+from tests.registry import ENTRIES, federation, find, made, make, one_after_the_other, run_rounds, tiny_task
 
 KEY = jax.random.key(1)  # of `run_rounds`
 OLD, NEW = 5, 3
@@ -203,3 +203,14 @@ def test_statistics_of_newcomers_under_batch_norm():
     state, everybody = fedamp_jax.join(algorithm, KEY, state, first, last)
     models = algorithm.personalize(KEY, state, everybody)
     chex.assert_trees_all_equal(rows(models, 0), rows(models, 2))
+
+
+def test_numbers_per_client_in_the_state_are_explained():
+    """APFL with an alpha for each client. Failed with a message that led in a circle."""
+    everybody = federation()
+    first, last = split(everybody)
+    task, solver = tiny_task(), Solver(optax.sgd(0.1))
+    algorithm = fedamp_jax.apfl(task, solver, alpha=np.full(len(first.size), 0.5))
+    state = algorithm.init(KEY, first)
+    with pytest.raises(ValueError, match="as APFL with an alpha for each, has no way to join newcomers"):
+        fedamp_jax.join(algorithm, KEY, state, first, last)

@@ -166,6 +166,7 @@ REFUSED = {
     "algorithm": ({"algorithm": fedamp_jax.separate}, TypeError, "algorithm must be of type Algorithm .*a function"),
     "placement": ({"placement": 2}, TypeError, "placement must be of type Placement .*OnMesh.*got 2"),
     "train": ({"train": [1]}, TypeError, "train must be of type Data .*got a list"),
+    "snapshots": ({"snapshots": [1]}, TypeError, r"snapshots must be of type Snapshots .*Snapshots\(\[1, 10\]\)"),
     "labels": (
         {"train": federation()._replace(y=federation().y + 2)}, ValueError,
         "client 0 has labels .* to 4 in train, but 3 classes: labels must be in"
@@ -279,3 +280,25 @@ def test_placements_do_not_change_what_is_evaluated():
         for p in (Placement(), Placement(chunk=3))
     )
     np.testing.assert_allclose(a.accuracy, b.accuracy, atol=1e-6)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """With a checkpoint, whose settings are JSON. Failed with `fingerprint must hold what JSON can hold`."""
+    fedamp_jax.run(TASK, SEPARATE, federation(), federation(), rounds=np.int64(1), seed=np.int64(3), progress=False,
+                   evaluate_every=np.int32(1), participation=Participation(np.float32(0.5)),
+                   checkpoint=Checkpoint(tmp_path))  # fmt: skip
+
+
+def test_the_default_device_by_its_platform(monkeypatch):
+    """`jax.default_device` also takes a name. Failed with an AttributeError."""
+    with jax.default_device("cpu"):
+        assert Placement().first_device.platform == "cpu"
+
+
+def test_data_leave_the_host_memory():
+    """For the device that trains. Failed when they stayed where they were, and every round with them."""
+    device = jax.devices()[3]
+    on_host = InHostMemory(device=device).place(federation())
+    with jax.default_device(device):
+        moved = Placement().place(on_host)
+    assert {d for a in jax.tree.leaves(moved) for d in a.devices()} == {device}

@@ -129,3 +129,10 @@ def test_what_save_refuses(change, kind, message, tmp_path):
     with pytest.raises(kind, match=message):
         fedamp_jax.save(**{"path": tmp_path / "models.npz", "task": TASK, "models": MODELS, **change})
     assert not os.listdir(tmp_path)
+
+
+def test_others_may_read_what_is_saved(tmp_path):
+    """As any file that is written, by the process's umask. Failed with a temporary file's 0600."""
+    fedamp_jax.save(tmp_path / "models.npz", TASK, MODELS)
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "models.npz").stat().st_mode == (tmp_path / "other").stat().st_mode

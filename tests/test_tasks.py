@@ -286,7 +286,9 @@ CONTRACT = {
     "a mean": (
         {"metrics": (Metric("mean", lambda o, b: jnp.mean(o)),)}, ValueError, "'mean' must return one number for each"
     ),
-    "a list": ({"metrics": [ACCURACY]}, TypeError, "must be hashable.*make metrics a tuple"),
+    "a list": ({"metrics": [ACCURACY]}, TypeError, "must be hashable.*make metrics and head tuples"),
+    "a list of heads": ({"head": ["head"]}, TypeError, "must be hashable.*make metrics and head tuples"),
+    "a name twice": ({"metrics": (ACCURACY, ACCURACY)}, ValueError, "different names, got accuracy, accuracy"),
     "no metric": ({"metrics": (jnp.mean,)}, TypeError, "each of task.metrics must be of type Metric"),
     "nothing": ({"metrics": ()}, TypeError, "a tuple of at least one"),
 }  # fmt: skip

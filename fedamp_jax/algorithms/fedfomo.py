@@ -66,11 +66,14 @@ def fedfomo(
         before = place.for_each_client(own_loss, jnp.zeros((m,), jnp.float32), data, received, work=work)
         after = cross_losses(task, solver, data, received._replace(params=trained), examples=lambda c: split(c)[0])
         apart = place.for_each_pair(distance, received.params, trained, work=work)
-        gain = jnp.where(apart > 0, jnp.maximum(before[:, None] - after, 0.0) / jnp.where(apart > 0, apart, 1.0), 0.0)
+        # A loss that is not finite is no improvement, and must not reach the sums of the other candidates.
+        fall = jnp.where(after < before[:, None], before[:, None] - after, 0.0)
+        gain = jnp.where(apart > 0, fall / jnp.where(apart > 0, apart, 1.0), 0.0)
         own = jnp.eye(m, dtype=bool)
         gain = jnp.where((edges | own) & data.online[:, None], gain, 0.0)
         total = jnp.sum(gain, axis=1, keepdims=True)
-        return jnp.where(total > 0, gain / jnp.where(total > 0, total, 1.0), own.astype(jnp.float32))
+        known = (total > 0) & jnp.isfinite(total)
+        return jnp.where(known, gain / jnp.where(known, total, 1.0), own.astype(jnp.float32))
 
     def remember(received, begin, info):
         return where((info.epochs > 0) & ~info.rejected, begin, received)

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_type
-from fedamp_jax.clients import for_each_client
+from fedamp_jax.clients import at_home, for_each_client
 from fedamp_jax.solver import Local, Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
@@ -28,8 +28,7 @@ def tune(
     def local(key, client, epochs, mine):
         return solve(task, tuner, key, client, mine.variables, epochs=epochs, k=k, trainable=trainable)
 
-    everybody = data._replace(online=data.size > 0)
-    return for_each_client(tuner, key, everybody, local, Local(models))[0].variables
+    return for_each_client(tuner, key, at_home(data), local, Local(models))[0].variables
 
 
 def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:

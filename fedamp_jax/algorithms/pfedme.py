@@ -75,7 +75,7 @@ def pfedme(
     check_number("beta", beta, low=0, strict=False)
     check_integer("inner_steps", inner_steps, low=1)
     new_stats = statistics_policy(stats)
-    inner = dataclasses.replace(solver, epochs=inner_steps, keep_optimizer=False)
+    inner = dataclasses.replace(solver, epochs=inner_steps, keep_optimizer=False, shuffle=False)  # of one minibatch
 
     def init(key, data):
         start = init_model(task, key)

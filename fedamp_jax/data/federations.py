@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax.checks import check_choice
+from fedamp_jax.checks import check_choice, check_integer
 from fedamp_jax.data import partition
 from fedamp_jax.data.pair import check_pair
 from fedamp_jax.data.sources import Source, load
@@ -68,6 +68,8 @@ def federation(
     (20, [0, 0, 0, 0, 1, 1])
     """
     check_choice("setting", setting, SETTINGS)
+    if clients is not None:
+        check_integer("clients", clients, low=1)
     found = source or load(name, data_dir)
     if not isinstance(found, Source):
         raise ValueError(f"{name}'s clients are its alphabets: use `fedamp_jax.data.partition.omniglot`")

@@ -10,6 +10,8 @@ from fedamp_jax.types import Data
 def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
     """Splits each client's examples at random, for choices that must not look at the test data.
 
+    It returns the part to train on first; `fedamp_jax.holdout`, for algorithms, returns the validation part first.
+
     Args:
         data: of all clients, not placed yet.
         share: of each client's examples in the second part, between 0 and 1; rounded, and at least one in each part. A

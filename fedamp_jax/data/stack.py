@@ -81,8 +81,8 @@ def _pack(
         for all_of, a in zip((*x_all, y_all), (*client.x, client.y), strict=True):
             all_of[i, : size[i]] = a
     x = jax.tree.unflatten(like.tree, [jnp.asarray(a) for a in x_all])
-    online = jnp.ones(len(ys), dtype=bool)
-    return Data(x, *(jnp.asarray(a) for a in (y_all, size, classes, ids)), online=online)
+    y, sizes, classes, ids, online = (jnp.asarray(a) for a in (y_all, size, classes, ids, size > 0))
+    return Data(x, y, sizes, classes, ids, online)
 
 
 def _classes(classes: Classes, class_names: Sequence[Any] | None) -> Classes:
@@ -115,10 +115,11 @@ def from_lists(
         ids: `[M]` distinct integers >= 0, which determine the clients' random numbers; None means `0..M-1`.
         class_names: the classes in order, if `ys` hold their names; give training and test data the same list.
         keep_integers: integers other than uint8 become int32 in place of float32, for models that look up tokens.
-        allow_empty: clients may have no examples. For test data: they are trained, and NaN in every metric.
+        allow_empty: clients may have no examples. In test data: they are trained, and NaN in every metric. In training
+            data: they are offline.
 
     Returns:
-        `Data` padded with zeros to the largest `n_i`, all clients online.
+        `Data` padded with zeros to the largest `n_i`; all clients that have examples are online.
 
     Raises:
         TypeError: if features are not numbers, or labels, classes or ids are not integers.
@@ -262,13 +263,14 @@ def from_table(
     >>> data.check_pair(train, test)
     """
     found, rows = partition.by_name(client, "client")
+    rows_of = dict(zip(found, rows, strict=True))
     for a in jax.tree.leaves(x, is_leaf=lambda a: not is_tree(a)):
         if sum(map(len, rows)) != len(a):
             raise ValueError(f"client has {sum(map(len, rows))} rows, but x has {len(a)}")
     if names is not None:
-        without = [name for name in names if name not in found] if allow_empty else []
+        without = [name for name in names if name not in rows_of] if allow_empty else []
         partition.match_names(list(names), found + without, "names", "client")
-        rows = [rows[found.index(name)] if name in found else np.zeros(0, np.int64) for name in names]
+        rows = [rows_of.get(name, np.zeros(0, np.int64)) for name in names]
         found = list(names)
     options = (classes, class_names, keep_integers, allow_empty)
     return _from_pool(x, y, rows, *options, lambda i: f"client {found[i]!r}"), found

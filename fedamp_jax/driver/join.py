@@ -32,7 +32,8 @@ def join(algorithm: Algorithm, key: Array, state: Any, train: Data, newcomers: D
         newcomers a model of their own without another round.
 
     Raises:
-        ValueError: if the state is not of these clients, or examples are of different kinds.
+        ValueError: if the state is not of these clients, or examples are of different kinds; or if the method has a
+            number for each client in its state, as APFL with an alpha for each.
 
     >>> import optax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
@@ -53,8 +54,7 @@ def join(algorithm: Algorithm, key: Array, state: Any, train: Data, newcomers: D
     m, place = train.clients, train.placement
     together = concatenate(train, newcomers)
     before, after = (
-        jax.eval_shape(algorithm.init, key, jax.tree.map(lambda a, n=n: a[:n], together))
-        for n in (m, together.y.shape[0])
+        _shapes(algorithm, key, jax.tree.map(lambda a, n=n: a[:n], together)) for n in (m, together.y.shape[0])
     )
     # A leaf has a row for each client just if it grows with them: a layer may be as wide as there are clients.
     grows = jax.tree.map(lambda a, b: a.shape != b.shape, before, after)
@@ -68,3 +68,14 @@ def join(algorithm: Algorithm, key: Array, state: Any, train: Data, newcomers: D
         return jax.device_put(a, fresh.sharding) if fresh.committed else a
 
     return jax.tree.map(joined, grows, old, given, fresh), everybody
+
+
+def _shapes(algorithm: Algorithm, key: Array, data: Data) -> Any:
+    """The abstract state of these clients."""
+    try:
+        return jax.eval_shape(algorithm.init, key, data)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. A method that has a number for each client in its state, as APFL with an alpha for each, has no "
+            "way to join newcomers: give it one number for all"
+        ) from None

@@ -94,7 +94,7 @@ def run(
     (2, 20)
     """
     participation = Participation() if participation is None else participation
-    _check_arguments(task, algorithm, rounds, evaluate_every, participation, checkpoint)
+    _check_arguments(task, algorithm, rounds, evaluate_every, participation, checkpoint, snapshots)
     observers = history.observers_of(observe)
     patience.check_until(until, [metric.name for metric in task.metrics])
     train, test = _placed(train, test, placement)
@@ -109,7 +109,9 @@ def run(
     if given and given >= rounds:
         raise ValueError(f"the state has seen {given} rounds, which count: rounds must be more, got {rounds}")
     result = Run(state, metrics=metrics, rejected=np.zeros(m, int), before=given)
-    identity: dict[str, Any] = {"seed": seed, **participation._asdict(), "evaluate_every": evaluate_every}
+    # JSON takes Python's numbers, not NumPy's.
+    identity: dict[str, Any] = {"seed": int(seed), "evaluate_every": int(evaluate_every)}
+    identity |= {name: float(share) for name, share in participation._asdict().items()}
     identity["metrics"] = list(metrics)
     if checkpoint is not None:
         identity |= {"train": describe(train, m), "test": describe(test, m)}
@@ -168,7 +170,7 @@ def run(
 
 
 def _check_arguments(
-    task: Any, algorithm: Any, rounds: Any, evaluate_every: Any, participation: Any, checkpoint: Any
+    task: Any, algorithm: Any, rounds: Any, evaluate_every: Any, participation: Any, checkpoint: Any, snapshots: Any
 ) -> None:
     """Validate what does not depend on the data."""
     check_integer("rounds", rounds, low=1)
@@ -176,6 +178,8 @@ def _check_arguments(
     check_task(task)
     check_type("algorithm", algorithm, Algorithm, "such as fedamp_jax.fedamp(task, solver, ...)")
     check_type("participation", participation, Participation, "such as fedamp_jax.Participation(0.5)")
+    if snapshots is not None:
+        check_type("snapshots", snapshots, Snapshots, "such as fedamp_jax.Snapshots([1, 10])")
     if checkpoint is not None:
         check_type("checkpoint", checkpoint, Checkpoint, "such as fedamp_jax.Checkpoint('folder')")
         check_integer("checkpoint.every", checkpoint.every, low=1)

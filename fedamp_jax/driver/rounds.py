@@ -22,8 +22,13 @@ def compiled_round(one_round: Callable[..., Any], state: Any, data: Data, key: A
 
     By the function, not by the algorithm: one that wraps another, such as `fine_tuned`, shares its program.
     """
-    state, info = data.placement.program(one_round)(key, state, data)
+    state, info = data.placement.program(one_round)(key, state, _with_examples(data))
     return data.placement.settle(state, data.y.shape[0]), data.placement.replicate(info)
+
+
+def _with_examples(data: Data) -> Data:
+    """The data, in which clients without examples are offline: their models would count as if they had trained."""
+    return data._replace(online=data.online & (data.size > 0))
 
 
 @functools.lru_cache(maxsize=64)
@@ -167,7 +172,7 @@ def scan_rounds(
     def one(state: Any, k: Array) -> tuple[Any, Any]:
         key_online, key_round, key_use = round_keys(key, k)
         present = data if participation is None else data._replace(online=participation.online(key_online, data))
-        state, info = algorithm.round(key_round, state, present)
+        state, info = algorithm.round(key_round, state, _with_examples(present))
         return state, info if each is None else each(key_use, state, info)
 
     return jax.lax.scan(one, state, jnp.arange(rounds, dtype=jnp.int32))

@@ -23,6 +23,7 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Data, Solver, Task, Variables, for_each_client
 from fedamp_jax.algorithms.pflego import head_steps
 from fedamp_jax.checks import check_integer, check_number
+from fedamp_jax.clients import at_home
 from fedamp_jax.experiments import command_line, paper_values
 from fedamp_jax.trees import head_mask
 
@@ -104,12 +105,11 @@ def with_trained_heads(task: Task, solver: Solver, base: Algorithm, rate: float)
     def personalize(key: jax.Array, state: Any, data: Data) -> Variables:
         models = base.personalize(key, state, data)
         head = head_mask(task, models.params)
-        all_online = data._replace(online=data.size > 0)
 
         def local(key, client, epochs, mine):
             params = head_steps(task, solver, key, client, mine, head, epochs - 1, jnp.float32(rate))
             return Variables(params, mine.stats), jnp.zeros(())
 
-        return for_each_client(solver, key, all_online, local, models)[0]
+        return for_each_client(solver, key, at_home(data), local, models)[0]
 
     return base._replace(personalize=personalize)

@@ -26,9 +26,9 @@ def _absolute(outputs: Array, batch: Batch) -> Array:
 
 
 def _agree(logits: Array, batch: Batch, name: str, labels: bool = False) -> Array:
-    """`[B, ...]` float32: whether logit and target are on the same side of 0 and 1/2."""
+    """`[B, ...]` float32: whether logit and target are on the same side of 0 and 1/2; NaN is on neither."""
     a, b = paired(logits, batch, name, labels=labels)
-    return ((a > 0) == (b > 0.5)).astype(jnp.float32)
+    return (((a > 0) == (b > 0.5)) & ~jnp.isnan(a)).astype(jnp.float32)
 
 
 MSE = Metric("mse", _squared, larger_is_better=False)

@@ -111,7 +111,13 @@ class Placement:
 
     def place(self, data: D) -> D:
         """The data, moved to where this placement keeps clients; `data.placement` says so from then on."""
-        return jax.tree.map(jnp.asarray, data)._replace(placement=self)
+
+        def put(a: Any) -> Array:
+            a = jnp.asarray(a)
+            moves = type(data.placement) is not type(self) and not isinstance(a, Tracer) and not is_spread(a)
+            return jax.device_put(a, self.first_device) if moves and a.committed else a
+
+        return jax.tree.map(put, data)._replace(placement=self)
 
     def init(self, algorithm: Any, key: Array, data: Any) -> Any:
         """`algorithm.init(key, data)`, made where the state will lie."""

@@ -62,7 +62,8 @@ def match_names(expected: list[Any], found: list[Any], of_expected: str, of_foun
         raise ValueError(f"{of_expected} lists a client twice: {expected}")
     lists = ((expected, of_expected), (found, of_found))
     for (names, here), (others, there) in (lists, lists[::-1]):
-        only = [name for name in names if name not in set(others)]
+        known = set(others)
+        only = [name for name in names if name not in known]
         if only:
             raise ValueError(
                 f"client {only[0]!r} is in {here} but not in {there}, as are {len(only)} of {len(names)} clients: "
