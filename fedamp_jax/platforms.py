@@ -10,7 +10,7 @@ laptop (`fedamp_jax.placement.topology`), and a machine with a GPU may train on 
 | clients side by side | one | one if they convolve, else all | one if they convolve, else all |
 | distances | `gram`, in float64 | `differences`, in float32 | `gram`, in float64 |
 
-- cpu: measured (docs/performance.md). A vmapped convolution, a grouped one, is 39 times slower than plain ones, one
+- cpu: measured (docs/performance.md). A vmapped convolution, a grouped one, is 38 times slower than plain ones, one
   client after the other; `patches` are slower than these, and the gradient of `window` is a slow scatter. Products in
   float64 give distances three times as fast as differences do. Batched products are slower than plain ones: one client
   at a time takes 0.54 of the time of 33 of the digits' MLP, and 0.75 of that of 3 of the MLP for 28x28 images.

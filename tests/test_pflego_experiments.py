@@ -11,15 +11,17 @@ from tests.small_experiments import command, read, small_federation
 
 
 @pytest.mark.slow
-def test_the_last_rounds_are_scored_one_by_one(tmp_path, monkeypatch):
+def test_the_last_rounds_are_scored_one_by_one(tmp_path, monkeypatch, capsys):
     """12 rounds, evaluated every 10: the last ten are all evaluated, and equal those of a run evaluated in every round.
 
-    Failed when the second leg started from the beginning.
+    Failed when the second leg started from the beginning, and with `PFLEGO: round 2 of 2` for the first leg.
     """
     common_ = ("--degrees", "high", "--clients", "6", "--tau", "3", "--rounds", "12", "--methods", "PFLEGO")
     common_ += ("--measure", "shared")
     for name, more in (("a", ()), ("b", ("--evaluate-every", "1"))):
         command(monkeypatch, degrees.main, *common_, *more, "--out", tmp_path / name)
+    said = capsys.readouterr()
+    assert "PFLEGO, before the last 10: round 2 of 2" in said.out + said.err
     a, b = (read(tmp_path / name)["methods"]["PFLEGO"] for name in "ab")
     assert a["rounds"] == list(range(2, 13)) and b["rounds"] == list(range(1, 13))
     assert a["mean_accuracy"] == pytest.approx(b["mean_accuracy"][1:])

@@ -283,10 +283,11 @@ def train_one(
     snapshots = attention_history.snapshots(options.rounds, options.evaluate_every, clients, by_distance)
     result = None
     for rounds, every in legs:
+        shown = label if rounds == options.rounds else f"{label}, before the last {training.score_rounds}"
         result = fedamp_jax.run(
             training.task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
             participation=participation(options, clients), evaluate_every=every,
-            observe=[observer(federation.groups), *watching], snapshots=snapshots, progress=label,
+            observe=[observer(federation.groups), *watching], snapshots=snapshots, progress=shown,
             placement=training.placement, checkpoint=Checkpoint(folder, options.checkpoint_every, fingerprint),
         )  # fmt: skip
     assert result is not None
