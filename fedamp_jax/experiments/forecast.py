@@ -1,5 +1,6 @@
 """How long a run will take at least, told before its first round: counted operations, and a second of measuring."""
 
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -62,8 +63,9 @@ def step_flops(task: Task, train: Data, batch_size: int, platform: str) -> float
     return flops(step(model.params, model.stats, Batch(*shapes)), platform)
 
 
+@functools.cache
 def product_speed(placement: Placement) -> float:
-    """FLOP/s of each device in a float32 matrix product on all of them, measured for about a second."""
+    """FLOP/s of each device in a float32 matrix product on all of them, measured once, for about a second."""
     each = jnp.ones((placement.devices, _SIDE, _SIDE), jnp.float32)
     if isinstance(placement, OnMesh):
         each = jax.device_put(each, jax.NamedSharding(placement.mesh, jax.P("clients")))
