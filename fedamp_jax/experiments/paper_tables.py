@@ -122,7 +122,9 @@ def order(title: str, found: dict[str, Row]) -> str:
     if against:
         verdict = f"the paper's order does not hold: {'; '.join(against)}."
     else:
-        verdict = f"the paper's order holds: FedAMP and HeurFedAMP are above all {len(others)} others measured."
+        above = " and ".join(name for name in _OURS if name in found)
+        verdict = f"the paper's order holds: {above} {'are' if ' and ' in above else 'is'} above "
+        verdict += f"{others[0]}, the only other." if len(others) == 1 else f"all {len(others)} others measured."
     doubt = f" Above, but not significantly at 5 %: {', '.join(weak)}." if weak else ""
     return f"- **{title}, order of methods:** {verdict}{doubt}{scope}"
 
