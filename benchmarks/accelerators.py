@@ -9,7 +9,7 @@ Every combination of the options is a row. A TPU's compiler estimates the cycles
 up (`fedamp_jax/placement/cost.py`), and the same estimates of a matrix product and of a stream are reported beside the
 rows, by which they can be judged. A GPU's compiler estimates nothing; `at least` is the time of the operations at the
 published peak. Nothing is measured: ratios of two rows deserve more trust than seconds. TPUs need
-`pip install 'fedamp_jax[aot]'`, GPUs `'fedamp_jax[cuda]'`; neither needs a device.
+`pip install -e '.[aot]'`, GPUs `pip install -e '.[cuda]'`; neither needs a device.
 """
 
 import dataclasses

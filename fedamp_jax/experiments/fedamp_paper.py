@@ -103,7 +103,7 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
     if (setting, options.dataset) == ("practical", "cifar10"):
         raise ValueError(
             "--dataset cifar10 has no groups of clients, which the practical setting needs; use it with "
-            "experiments/iid.py and experiments/pathological.py"
+            "experiments/iid.py, pathological.py, dirichlet.py or degrees.py"
         )
     rounds = options.rounds
     if rounds is None:
