@@ -1,6 +1,7 @@
 """Strict everywhere: no silent promotion of dtypes or ranks, warnings are errors, eight CPU devices."""
 
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,6 +17,9 @@ _FLAGS = [
 if version("jaxlib").startswith("0.10."):  # later ones do not have this flag, and end at one that they do not have
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS])
+
+# A shell's background jobs ignore SIGINT, and so would the processes that some tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # nor does a test read or write the user's compiled programs
 
