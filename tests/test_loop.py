@@ -205,15 +205,17 @@ def test_a_finished_checkpoint_is_not_taken_for_a_new_run(tmp_path):
     """Only a fingerprint distinguishes the settings of an algorithm. Failed when the old result came back silently."""
     run = functools.partial(fedamp_jax.run, TASK, SEPARATE, federation(), federation(), rounds=1, progress=False)
     run(checkpoint=Checkpoint(tmp_path))
-    with pytest.warns(UserWarning, match="has 1 rounds already: it is returned, and nothing is trained"):
+    with pytest.warns(UserWarning, match="has 1 rounds already: it is returned, and nothing is trained") as warned:
         run(checkpoint=Checkpoint(tmp_path))
+    assert [w.filename for w in warned] == [__file__]
 
 
 def test_training_that_diverges_everywhere_is_reported():
     """Failed when a run in which every update was discarded gave no warning."""
     task, algorithm = make(find("separate"), optimizer=optax.scale(float("nan")))
-    with pytest.warns(RuntimeWarning, match="every client of a round.*lower the learning rate"):
+    with pytest.warns(RuntimeWarning, match="every client of a round.*lower the learning rate") as warned:
         fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)
+    assert [w.filename for w in warned] == [__file__]  # not a line of the package
 
 
 # --- long runs --------------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def warn_if_lost(info: Info) -> None:
             "local training diverged for every client of a round, so all updates were discarded: "
             "lower the learning rate, or the weight of a proximal term (learning rate * weight must stay below 2)",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,  # the caller of `run`
         )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from fedamp_jax.driver.rounds import round, round_keys
 from fedamp_jax.driver.signals import StopOnSignal, Stopped
 from fedamp_jax.placement import memory
 from fedamp_jax.placement.placement import Placement
-from fedamp_jax.types import Algorithm, Data, Task
+from fedamp_jax.types import Algorithm, Array, Data, Task
 
 
 def run(
@@ -96,7 +96,8 @@ def run(
     participation = Participation() if participation is None else participation
     _check_arguments(task, algorithm, rounds, evaluate_every, participation, checkpoint, snapshots)
     observers = history.observers_of(observe)
-    patience.check_until(until, [metric.name for metric in task.metrics])
+    names = [metric.name for metric in task.metrics]
+    patience.check_until(until, names)
     train, test = _placed(train, test, placement)
     m, place = train.clients, train.placement
     participation.present(m)
@@ -104,17 +105,13 @@ def run(
     check_loss_fits(task, train)
 
     key = jax.random.key(seed)
-    metrics = {metric.name: np.zeros((0, m), np.float32) for metric in task.metrics}
     state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, key, train)
     if given and given >= rounds:
         raise ValueError(f"the state has seen {given} rounds, which count: rounds must be more, got {rounds}")
+    metrics = {name: np.zeros((0, m), np.float32) for name in names}
     result = Run(state, metrics=metrics, rejected=np.zeros(m, int), before=given)
-    # JSON takes Python's numbers, not NumPy's.
-    identity: dict[str, Any] = {"seed": int(seed), "evaluate_every": int(evaluate_every)}
-    identity |= {name: float(share) for name, share in participation._asdict().items()}
-    identity["metrics"] = list(metrics)
-    if checkpoint is not None:
-        identity |= {"train": describe(train, m), "test": describe(test, m)}
+    training = _Training(task, algorithm, train, test, participation, key, snapshots, observers)
+    identity = {} if checkpoint is None else _identity(training, seed, evaluate_every)
     label, first = progress if isinstance(progress, str) else "rounds", jax.process_index() == 0
     with (
         memory.explained(),
@@ -136,25 +133,8 @@ def run(
         shown = stack.enter_context(progress_shown.Shown(label, rounds, done, bool(progress) and first and not over))
         for k in range(done, done if over else rounds):
             began = time.perf_counter()
-            key_online, key_round, key_use = round_keys(key, k)
-            present = train._replace(online=participation.online(key_online, train))
-            kept = snapshots if snapshots is not None and k + 1 in snapshots.rounds else None
-            distances = kept.distances(result.state, train) if kept and kept.distances else None
-            result.state, info = round(algorithm, result.state, present, key_round)
-            info = history.trim(info, m)
-            history.warn_if_lost(info)
-            result.rejected += np.asarray(info.rejected)
-            note = None
-            if (k + 1) % evaluate_every == 0 or k + 1 == rounds:
-                scores = np.asarray(personal_scores(task, algorithm, key_use, result.state, train, test))[:m]
-                models = functools.partial(personal_models, algorithm, key_use, result.state, train, m)
-                by_name = dict(zip(result.metrics, scores.T, strict=True))
-                seen = Evaluation(k + 1, by_name, history.training_loss(info), info, result.state, models)
-                history.record(result, seen, observers)
-                note = progress_shown.note_of(task.metrics[0], scores[:, 0])
+            note = training.advance(result, k, evaluate=(k + 1) % evaluate_every == 0 or k + 1 == rounds)
             took = time.perf_counter() - began
-            if kept is not None:
-                history.keep(result, k + 1, info, distances)
             result.seconds += took
             if k == done:
                 result.first_seconds, result.starts = result.first_seconds + took, result.starts + 1
@@ -167,6 +147,55 @@ def run(
             if over:
                 break
     return result
+
+
+class _Training(NamedTuple):
+    """What a run trains and evaluates; checkpoints, signals and progress are left to `run`."""
+
+    task: Task
+    algorithm: Algorithm
+    train: Data
+    test: Data
+    participation: Participation
+    key: Array
+    snapshots: Snapshots | None
+    observers: tuple[Observer, ...]
+
+    def advance(self, result: Run, k: int, *, evaluate: bool) -> str | None:
+        """Train round k + 1, evaluate if asked, and add both to the result; returns what the progress bar is to say."""
+        task, algorithm, train, snapshots = self.task, self.algorithm, self.train, self.snapshots
+        key_online, key_round, key_use = round_keys(self.key, k)
+        m, note = train.clients, None
+        present = train._replace(online=self.participation.online(key_online, train))
+        kept = snapshots if snapshots is not None and k + 1 in snapshots.rounds else None
+        distances = kept.distances(result.state, train) if kept and kept.distances else None
+        result.state, info = round(algorithm, result.state, present, key_round)
+        info = history.trim(info, m)
+        history.warn_if_lost(info)
+        result.rejected += np.asarray(info.rejected)
+        if evaluate:
+            scores = np.asarray(personal_scores(task, algorithm, key_use, result.state, train, self.test))[:m]
+            models = functools.partial(personal_models, algorithm, key_use, result.state, train, m)
+            by_name = dict(zip(result.metrics, scores.T, strict=True))
+            seen = Evaluation(k + 1, by_name, history.training_loss(info), info, result.state, models)
+            history.record(result, seen, self.observers)
+            note = progress_shown.note_of(task.metrics[0], scores[:, 0])
+        if kept is not None:
+            history.keep(result, k + 1, info, distances)
+        return note
+
+
+def _identity(training: _Training, seed: int, evaluate_every: int) -> dict[str, Any]:
+    """What has to be the same where a run continues from a checkpoint; of JSON's types, not NumPy's."""
+    m = training.train.clients
+    return {
+        "seed": int(seed),
+        "evaluate_every": int(evaluate_every),
+        **{name: float(share) for name, share in training.participation._asdict().items()},
+        "metrics": [metric.name for metric in training.task.metrics],
+        "train": describe(training.train, m),
+        "test": describe(training.test, m),
+    }
 
 
 def _check_arguments(
