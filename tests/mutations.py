@@ -350,6 +350,8 @@ MUTATIONS = [
     Mutation("leads-pixels-of-evaluation", "experiments/leads.py", 'task.predict(variables, raw(x))', 'task.predict(variables, x)', "tests/test_leads.py -k pixels"),
     Mutation("leads-pixels-of-training", "experiments/leads.py", 'batch._replace(x=raw(batch.x))', 'batch', "tests/test_leads.py -k pixels"),
     Mutation("leads-decoupled-decay", "experiments/leads.py", 'optax.chain(decay, solver.at_round(k))', 'optax.chain(solver.at_round(k), decay)', "tests/test_leads.py -k l2"),
+    Mutation("leads-prox-of-round-0", "experiments/leads.py", ', round=state.round), data)', '), data)', "tests/test_leads.py -k proximal"),
+    Mutation("leads-prox-online", "experiments/leads.py", 'begin, data = fedamp.init(key, data), at_home(data)', 'begin = fedamp.init(key, data)', "tests/test_leads.py -k proximal"),
     Mutation("leads-fedamp-own-models", "experiments/leads.py", 'still.personalize(key, still.round(key, state, data)[0], data)', 'still.personalize(key, state, data)', "tests/test_leads.py -k other_models"),
     Mutation("leads-fedavg-average", "experiments/leads.py", '"FedAvg": methods["FedAvg-FT"]', '"FedAvg": methods["FedAvg"]', "tests/test_leads.py -k other_models"),
     Mutation("leads-order-of-rows", "experiments/leads.py", 'order = jnp.argsort(args[1].id)', 'order = jnp.arange(len(args[1].id))', "tests/test_leads.py -k one_optimizer"),

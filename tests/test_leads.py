@@ -119,6 +119,32 @@ def test_other_models():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, mixtures)
 
 
+@pytest.mark.parametrize("k", [0, 61])
+def test_proximal_tuning(k):
+    """From the global model, with the proximal weight lam / alpha_k. Failed without the term, and with that of round 0.
+
+    Clients that are offline fine-tune, too.
+    """
+    options = fedamp_paper.finish(leads.Options(lead="proximal-tuning", epochs=3, batch_size=8), "practical")
+    clients, task, methods = leads.prepare(options)
+    data = clients.train._replace(online=jnp.zeros(20, bool))
+    state = methods["FedAvg-FT"].init(KEY, data)._replace(round=jnp.int32(k))
+    found = methods["FedAvg-FT"].personalize(KEY, state, data).params
+    start = methods["FedAvg"].personalize(KEY, state, data)
+    prox = lambda center: fedamp_jax.Prox(center, jnp.float32({0: 1e-4, 61: 1e-2}[k]))  # noqa: E731
+
+    def local(key, client, epochs, mine):
+        local, loss = fedamp_jax.solve(
+            task, fedamp_paper.make_solver(options), key, client, mine, epochs=epochs, k=state.round,
+            penalty=prox(mine.params),
+        )  # fmt: skip
+        return local.variables, loss
+
+    solver = fedamp_paper.make_solver(options)
+    expected = fedamp_jax.for_each_client(solver, KEY, clients.train, local, start)[0].params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+
+
 def test_one_optimizer_state():
     """Step t of all clients, one after the other by id, and of all rounds is -t: the optimizer counts on.
 

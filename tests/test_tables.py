@@ -139,9 +139,14 @@ def test_leads():
 def test_page_and_slim_files(tmp_path, monkeypatch):
     """Small copies leave out a large xi and this machine's folders, and keep what the page needs.
 
-    Failed when the command kept its --data-dir, and when a quoted folder lost only its first word.
+    Failed when the command kept its --data-dir, and when a quoted folder lost only its first word. A method that was
+    evaluated once has no curve: failed with a chart of a point.
     """
     one = record("one", methods=(("FedAMP", 95.123456), ("FedAvg", 80.0)))
+    figures = lambda: sorted(tables.figures([result_files.Record("one", one.content)]))  # noqa: E731
+    assert figures() == ["one-xi"]
+    one.content["methods"]["FedAMP"] |= {"rounds": [1, 2], "mean_accuracy": [90.0, 95.0]}
+    assert figures() == ["one", "one-xi"]
     slim = result_files.slim(record("many", methods=(("FedAMP", 90.0),), clients=100), tmp_path, None)
     assert "xi" not in json.loads(slim.read_text())["methods"]["FedAMP"]
     report.write_json(one.content, tmp_path / "one" / "results.json")

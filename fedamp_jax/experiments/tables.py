@@ -180,7 +180,7 @@ def lead_table(run: str, content: RunResults | GridResults) -> list[str]:
         f"{TITLES[content['dataset']]}, {parts[0]['settings']['model']}, {content['rounds']} rounds; BMTA in percent."
     )
     head = ["lead", "what is changed", *names]
-    return [f"## Leads on the paper's FedAvg (run `{run}`)", text, table(head, body)]
+    return [f"## The practical setting with one change (run `{run}`)", text, table(head, body)]
 
 
 def runs(records: Sequence[Record], measured: Sequence[Row]) -> list[str]:
@@ -240,7 +240,8 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
             drawn[record.name] = plotting.panels(content)
         else:
             run = cast(RunResults, content)
-            drawn[record.name] = plotting.convergence(run)
+            if any(len(entry["rounds"]) > 1 for entry in run["methods"].values()):  # else points, not curves
+                drawn[record.name] = plotting.convergence(run)
             weights = plotting.xi_heatmap(run)
             drawn |= {f"{record.name}-xi": weights} if weights else {}
     return drawn
