@@ -46,6 +46,10 @@ REFUSED = {
     "own solver": (lambda: fedamp_jax.ditto(TASK, SGD, personal_solver=0), "personal_solver must be of type Solver"),
     "task": (lambda: fedamp_jax.separate(SGD, SGD), "task must be of type Task"),
     "base": (lambda: fedamp_jax.fine_tuned(TASK, SGD, base=fedamp_jax.fedavg), "base must be of type Algorithm"),
+    "penalty": (
+        lambda: fedamp_jax.fine_tuned(TASK, SGD, base=fedamp_jax.fedavg(TASK, SGD), penalty=0.01),
+        r"penalty must be a function \(start, k\)",
+    ),
     "support": (lambda: fedamp_jax.fedrecon(TASK, SGD, support=1.0), "support must be below 1"),
     "apfl alpha": (lambda: fedamp_jax.apfl(TASK, SGD, alpha=1.1), "alpha must be at least 0 and at most 1"),
     "apfl schedule": (lambda: fedamp_jax.apfl(TASK, SGD, alpha=lambda k: 0.5), "alpha must be a number or one for"),

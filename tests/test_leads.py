@@ -158,7 +158,8 @@ def test_one_optimizer_state():
     )
     lead = leads.LEADS["one-optimizer"]
     solver = lead.solver(Solver(count, epochs=1, batch_size=8))
-    separate = lead.methods({"Separate": fedamp_jax.separate(task, solver)}, lambda solver: {})["Separate"]
+    made_of = leads.MadeOf(task, solver, lambda solver: {})
+    separate = lead.methods({"Separate": fedamp_jax.separate(task, solver)}, made_of)["Separate"]
     state, bias = separate.init(KEY, data), lambda s: s.clients.variables.params["head"]["bias"][:, 0]
     expected, t = np.zeros(4), 0
     assert data.id.tolist() != sorted(data.id.tolist())

@@ -183,12 +183,16 @@ def test_separate(optimizer, oracle):
 
 
 @pytest.mark.parametrize(("mu", "stats"), [(0.0, "mix"), (0.7, "local")])
-@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("tuned", [False, True, "near the start"])
 def test_fedavg_fedprox_and_fine_tuned(mu, stats, tuned):
-    """Failed with a uniform mean, and with a penalty on detached parameters."""
+    """Failed with a uniform mean, with a penalty on detached parameters, and with fine-tuning that leaves out its own.
+
+    The weight of that one follows the round, which is the one after the last.
+    """
     w = world()
     base = fedamp_jax.fedprox(TASK, solver(), mu=mu, stats=stats) if mu else fedamp_jax.fedavg(TASK, solver())
-    algorithm = fedamp_jax.fine_tuned(TASK, solver(), base=base) if tuned else base
+    pull = {"penalty": lambda x, k: fedamp_jax.Prox(x, 0.3 * k.astype("float32"))} if tuned == "near the start" else {}
+    algorithm = fedamp_jax.fine_tuned(TASK, solver(), base=base, **pull) if tuned else base
     state, _ = play(algorithm, w)
     expected = {"global": start()[0]}
     for k in range(ROUNDS):
@@ -199,7 +203,7 @@ def test_fedavg_fedprox_and_fine_tuned(mu, stats, tuned):
     models, running = [expected["global"]] * 3, w.statistics(stats, w.steps)
     if tuned:
         last = w.batches(KEY_USE)
-        models = o_fine_tuned.personalize(expected, w.clients, last, optimizer=O_ADAM)
+        models = o_fine_tuned.personalize(expected, w.clients, last, optimizer=O_ADAM, pull=0.3 * ROUNDS if pull else 0)
         running = [o_statistics.follow(*each) for each in zip(running, w.clients, last)]
     ours = personal(algorithm, state, w.data)
     same(ours.params, models)

@@ -1,18 +1,27 @@
 """Fine-tuning: any method's models, trained on each client's own data before use (Wang et al. 2019; "-FT")."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_type
 from fedamp_jax.clients import at_home, for_each_client
+from fedamp_jax.penalties import Penalty
 from fedamp_jax.solver import Local, Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
 def tune(
-    task: Task, solver: Solver, key: Array, data: Data, models: Variables, state: Any, trainable: PyTree | None = None
+    task: Task,
+    solver: Solver,
+    key: Array,
+    data: Data,
+    models: Variables,
+    state: Any,
+    trainable: PyTree | None = None,
+    penalty: Callable[[PyTree, Array], Penalty] | None = None,
 ) -> Variables:
     """Train every client's model `[M, ...]` on its own data, online or not; a result that is not finite is dropped.
 
@@ -21,17 +30,25 @@ def tune(
         models: where training starts.
         state: of the method; a solver that follows the round is asked for `state.round`, or 0 if it has none.
         trainable: as in `solve`.
+        penalty: as in `fine_tuned`.
     """
     tuner = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
     k = getattr(state, "round", jnp.zeros((), jnp.int32))
 
     def local(key, client, epochs, mine):
-        return solve(task, tuner, key, client, mine.variables, epochs=epochs, k=k, trainable=trainable)
+        term = penalty(mine.variables.params, k) if penalty else None
+        return solve(task, tuner, key, client, mine.variables, epochs=epochs, k=k, penalty=term, trainable=trainable)
 
     return for_each_client(tuner, key, at_home(data), local, Local(models))[0].variables
 
 
-def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
+def fine_tuned(
+    task: Task,
+    solver: Solver,
+    *,
+    base: Algorithm,
+    penalty: Callable[[PyTree, Array], Penalty] | None = None,
+) -> Algorithm:
     """Wrap `base` so that its personal models are fine-tuned; its rounds and its state do not change.
 
     The paper leaves open how long to fine-tune; here it takes `solver.epochs`, as the next round of training would.
@@ -40,9 +57,15 @@ def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
         task: the model.
         solver: the fine-tuning; it starts with a fresh optimizer.
         base: the method whose models are tuned, such as `fedavg(task, solver)`.
+        penalty: `(start, k) -> Penalty`, a term of the fine-tuning's objective, given the parameters that it starts
+            from and the round. `lambda start, k: Prox(start, 0.01)` keeps the models near them (L2-SP, Li et al. 2018).
+            None for none, as in the FedAMP paper.
 
     Returns:
         The `Algorithm`. A client whose fine-tuning is not finite uses the model that it started from.
+
+    Raises:
+        TypeError: an argument of the wrong kind.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
@@ -51,8 +74,13 @@ def fine_tuned(task: Task, solver: Solver, *, base: Algorithm) -> Algorithm:
     """
     check_parts(task, solver)
     check_type("base", base, Algorithm, "such as fedavg(task, solver)")
+    if penalty is not None and not callable(penalty):
+        raise TypeError(
+            "penalty must be a function (start, k) -> Penalty, such as lambda start, k: fedamp_jax.Prox(start, 0.01), "
+            f"got {penalty!r}"
+        )
 
     def personalize(key, state, data):
-        return tune(task, solver, key, data, base.personalize(key, state, data), state)
+        return tune(task, solver, key, data, base.personalize(key, state, data), state, penalty=penalty)
 
     return base._replace(personalize=personalize)

@@ -23,7 +23,7 @@ import tyro
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Placement, Solver, Task
-from fedamp_jax.clients import at_home
+from fedamp_jax.algorithms.fedamp import ALPHA, proximal
 from fedamp_jax.data import Federation, Source
 from fedamp_jax.experiments import command_line, dry_run, fedamp_paper, grid, paper_values
 from fedamp_jax.experiments.command_line import Unused
@@ -56,13 +56,21 @@ class Command(Options):
     """Several seeds instead of --seed; mean and standard deviation are reported."""
 
 
+class MadeOf(NamedTuple):
+    """What methods are made of. Attributes: task, solver. make: `solver -> methods`, with another solver."""
+
+    task: Task
+    solver: Solver
+    make: Callable[[Solver], Methods]
+
+
 class Lead(NamedTuple):
     """A change of the practical setting.
 
     Attributes:
         text: what is changed, in words.
         source, clients, task, solver: change the data set, the clients, the model, local training.
-        methods: `(methods, make) -> methods`, where `make(solver)` gives the methods with another solver.
+        methods: `(methods, what they are made of) -> methods`.
     """
 
     text: str
@@ -70,7 +78,7 @@ class Lead(NamedTuple):
     clients: Callable[[Federation], Federation] = lambda clients: clients
     task: Callable[[Task], Task] = lambda task: task
     solver: Callable[[Solver], Solver] = lambda solver: solver
-    methods: Callable[[Methods, Callable[[Solver], Methods]], Methods] = lambda methods, make: methods
+    methods: Callable[[Methods, MadeOf], Methods] = lambda methods, made_of: methods
 
 
 def tenth(clients: Federation) -> Federation:
@@ -111,12 +119,12 @@ def l2(solver: Solver, weight: float) -> Solver:
     return dataclasses.replace(solver, optimizer=lambda k: optax.chain(decay, solver.at_round(k)))
 
 
-def other_models(methods: Methods, make: Callable[[Solver], Methods]) -> Methods:
+def other_models(methods: Methods, made_of: MadeOf) -> Methods:
     """FedAvg judged before the average, FedAvg-FT after it, and FedAMP by u_i, which is after it, too.
 
     FedAvg's clients before the average are FedAvg-FT's, a round earlier. A round without training leaves u_i.
     """
-    still = make(Solver(optax.set_to_zero(), 1, 1_000_000))["FedAMP"]
+    still = made_of.make(Solver(optax.set_to_zero(), 1, 1_000_000))["FedAMP"]
 
     def mixtures(key, state, data):
         return still.personalize(key, still.round(key, state, data)[0], data)
@@ -125,20 +133,11 @@ def other_models(methods: Methods, make: Callable[[Solver], Methods]) -> Methods
     return {**methods, "FedAvg": methods["FedAvg-FT"], "FedAvg-FT": methods["FedAvg"], "FedAMP": mixed}
 
 
-def proximal_tuning(methods: Methods, make: Callable[[Solver], Methods]) -> Methods:
-    """FedAvg-FT fine-tuned with FedAMP's proximal term, `lam / (2 alpha_k) ||w - x||^2` for the global model x.
-
-    That is what FedAMP's clients train with if all models are x, as every mixture of them is x then, too.
-    """
-    fedavg, fedamp = methods["FedAvg"], methods["FedAMP"]
-
-    def personalize(key, state, data):
-        begin, data = fedamp.init(key, data), at_home(data)
-        clients = begin.clients._replace(variables=fedavg.personalize(key, state, data))
-        tuned = fedamp.round(key, begin._replace(clients=clients, round=state.round), data)[0]
-        return fedamp.personalize(key, tuned, data)
-
-    return {**methods, "FedAvg-FT": fedavg._replace(personalize=personalize)}
+def proximal_tuning(methods: Methods, made_of: MadeOf) -> Methods:
+    """FedAvg-FT fine-tuned with FedAMP's proximal term, `lam / (2 alpha_k) ||w - x||^2` for the global model x."""
+    term = proximal(ALPHA, paper_values.LAMBDA)
+    tuned = fedamp_jax.fine_tuned(made_of.task, made_of.solver, base=methods["FedAvg"], penalty=term)
+    return {**methods, "FedAvg-FT": tuned}
 
 
 @jax.tree_util.register_static
@@ -162,7 +161,7 @@ class InTurn(Placement):
         return keep._replace(optimizer=shared), *rest
 
 
-def one_optimizer(methods: Methods, make: Callable[[Solver], Methods]) -> Methods:
+def one_optimizer(methods: Methods, made_of: MadeOf) -> Methods:
     """One optimizer state goes through all clients and rounds. APFL's SGD has none, so it is left out."""
 
     def change(algorithm: Algorithm) -> Algorithm:
@@ -220,10 +219,11 @@ def prepare(options: Options) -> tuple[Federation, Task, Methods]:
     federation = changed("clients", federation)
     task = changed("task", fedamp_paper.make_task(options, federation))
     make = functools.partial(fedamp_paper.make_algorithms, "practical", options, federation, task)
-    every = make(changed("solver", fedamp_paper.make_solver(options)))
+    solver = changed("solver", fedamp_paper.make_solver(options))
+    every = make(solver)
     methods = {name: every[name] for name in METHODS}
     for lead in leads:
-        methods = lead.methods(methods, make)
+        methods = lead.methods(methods, MadeOf(task, solver, make))
     return federation, task, methods
 
 

@@ -12,6 +12,10 @@ def round(state, clients, batches, online, k, *, optimizer, mu=0.0, rejected=Non
     return fedprox(state, clients, batches, online, k, optimizer=optimizer, mu=mu, rejected=rejected)
 
 
-def personalize(state, clients, batches, *, optimizer):
-    """Every client's model: the global one after its steps on batches[i], on f_i alone (no proximal term)."""
-    return [train(state["global"], client, batches[i], optimizer) for i, client in enumerate(clients)]
+def personalize(state, clients, batches, *, optimizer, pull=0.0):
+    """Every client's model: the global one x after its steps on batches[i].
+
+    They are on f_i alone, as in the FedAMP paper, or on f_i + pull / 2 * ||w - x||^2 (L2-SP, Li et al. 2018).
+    """
+    x = state["global"]
+    return [train(x, client, batches[i], optimizer, pull=pull, centre=x) for i, client in enumerate(clients)]
