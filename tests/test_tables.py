@@ -127,13 +127,20 @@ def test_leads():
     """A row for each lead and one for the paper, also of leads together. Failed with the first part's text in all."""
     one = record("a", "leads", "mnist", (("FedAvg", 95.43), ("FedAMP", 96.21)), lead="tenth+sorted", learning_rate=0.1)
     head, parts = one.content, {}
+    head["methods"]["FedAvg"]["paper"] = 81.82
     for lead, methods in (("tenth+sorted", head["methods"]), ("base", {"FedAvg": head["methods"]["FedAvg"]})):
         parts[lead] = {**head, "folder": lead, "settings": {**head["settings"], "lead": lead}, "methods": methods}
     text = page(result_files.Record("b", {**head, "parts": parts}))
     both = "a tenth of each client's training examples; examples are not shuffled but sorted by class"
     assert f"| tenth+sorted | {both} | 95.43 | 96.21 |" in text and "MNIST, cnn, 90 rounds; BMTA" in text, text
     assert "| base | as in `practical.py` | 95.43 | - |" in text and text.count("95.43") == 2
-    assert "| *the paper* |  |" in text and "| FedAvg | base, learning_rate 0.1 | 90 |" in text
+    assert "| *the paper* |  | 81.82 |" in text and "| FedAvg | base, learning_rate 0.1 | 90 |" in text
+    digits = {**head["methods"]["FedAvg"], "paper": None}
+    own = {**head, "dataset": "digits", "settings": {**head["settings"], "lead": "base"}, "methods": {"FedAvg": digits}}
+    assert (
+        "*the paper*"
+        not in page(result_files.Record("b", own)).partition("## The practical setting with one change")[2]
+    )
 
 
 def test_page_and_slim_files(tmp_path, monkeypatch):
@@ -210,7 +217,7 @@ def test_measurements_of_the_documentation_load():
         for run in result_files.single_runs(content):
             for entry in run["methods"].values():
                 assert set(entry) <= set(get_type_hints(schema.MethodResults))
-    kinds = {schema.is_convergence: 1, schema.is_faulty: 1, schema.is_grid: 4}
+    kinds = {schema.is_convergence: 1, schema.is_faulty: 1, schema.is_grid: 5}
     assert {kind: sum(map(kind, contents)) for kind in kinds} == kinds
 
 

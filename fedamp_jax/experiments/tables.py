@@ -175,7 +175,8 @@ def lead_table(run: str, content: RunResults | GridResults) -> list[str]:
         cells = [spread(entry["bmta"], entry.get("bmta_std")) if entry else "-" for entry in found]
         body.append([lead, "; ".join(leads.LEADS[one].text for one in lead.split("+")), *cells])
         paper |= {name: entry["paper"] for name, entry in methods.items()}
-    body.append(["*the paper*", "", *(number(paper[name]) for name in names)])
+    if any(paper.values()):  # digits are not in it
+        body.append(["*the paper*", "", *(number(paper[name]) for name in names)])
     text = (
         f"{TITLES[content['dataset']]}, {parts[0]['settings']['model']}, {content['rounds']} rounds; BMTA in percent."
     )
