@@ -36,12 +36,12 @@ CASES = [
 MANY = [(1, 2, "SAME", 3, (6, 5)), (3, 2, "SAME", 3, (8, 8)), (5, 1, "SAME", 1, (8, 7))]
 
 
-def _make(case, batch=5, clients=()):
+def _make(case, batch=5, clients=(), features=17):
     kernel, stride, padding, channels, image = case
     rng = np.random.default_rng(0)
     x, w = (
         rng.normal(size=(*clients, batch, *image, channels)),
-        rng.normal(size=(*clients, kernel, kernel, channels, 4)),
+        rng.normal(size=(*clients, kernel, kernel, channels, features)),
     )
     return x, w, (stride, stride) if isinstance(stride, int) else stride, padding
 
@@ -73,12 +73,13 @@ def _assert_equal_to_lax(lowerings, x, w, strides, padding, wrap=lambda convolve
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-11, atol=1e-11, err_msg=message)
 
 
+@pytest.mark.parametrize("features", [4, 17], ids="{} features".format)  # from 17 on, no products in the loop
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_lax_in_value_and_both_gradients(case):
+def test_equals_lax_in_value_and_both_gradients(case, features):
     """Fails if the input gradient does not reverse the taps, or ignores the stride's residues or the low padding; or if
     the kernel gradient keeps the forward pass's high padding where strides leave input unread.
     """
-    _assert_equal_to_lax(["loop", "patches"], *_make(case))
+    _assert_equal_to_lax(["loop", "patches"], *_make(case, features=features))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -14,6 +14,7 @@ import fedamp_jax
 from fedamp_jax.checks import check_number
 from fedamp_jax.driver.evaluation import check_task_fits
 from fedamp_jax.models import Classifier, cifar_cnn, cnn, cross_entropy, from_linen, mlp, omniglot_cnn, resnet18
+from fedamp_jax.models.resnet import Norm
 from fedamp_jax.trees import check_float32
 from fedamp_jax.types import Batch, Variables
 
@@ -243,6 +244,17 @@ def test_statistics_follow_the_real_rows_and_prediction_uses_them():
 def test_models_without_statistics_have_none(name):
     """Fails if `stats` is a tree with empty branches, which differs from what training returns."""
     assert _variables(name).stats == ()
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (16, 8), (6, 2), (5, 1), (2, 1), (1, 1)])
+def test_group_norm_of_narrow_layers(channels, groups):
+    """Fails if a group has a single channel, whose scale would be lost, or if 64 channels have other than 32 groups."""
+    x = np.random.default_rng(0).normal(size=(3, 4, 4, channels)) * np.arange(1, channels + 1)
+    norm = Norm("group", jnp.float32)
+    y, _ = norm.init_with_output(jax.random.key(0), jnp.float32(x), True, jnp.ones(3, bool))
+    parts = x.reshape(3, 16, groups, -1)
+    mean, std = (f(parts, axis=(1, 3), keepdims=True) for f in (np.mean, np.std))
+    np.testing.assert_allclose(y, ((parts - mean) / std).reshape(x.shape), atol=1e-4)
 
 
 # The papers' networks

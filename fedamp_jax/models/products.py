@@ -1,8 +1,9 @@
-"""Convolutions in bfloat16 by matrix products that add up in float32.
+"""Convolutions by matrix products, which add up in float32 or wider.
 
 XLA's CPU backend (jax 0.10.2 and 0.12) computes a convolution of bfloat16 in float32. Its matrix products use the
 processor's bfloat16 instructions, but only those of `[rows, inner] @ [inner, columns]`: a transposed operand costs five
-times as much and is therefore copied.
+times as much and is therefore copied. In float32, the gradient of a kernel with few output channels is faster this way
+than as a convolution.
 """
 
 import functools
@@ -51,7 +52,9 @@ def convolve(x: Array, w: Array, strides: Sequence[int], pads: Pads) -> Array:
     return _numbers(y.reshape(-1, *y.shape[2:])[: x.shape[0]], dtype)
 
 
-def to_kernel(x: Array, dy: Array, kernel: Sequence[int], strides: Sequence[int], pads: Pads) -> Array:
+def to_kernel(
+    x: Array, dy: Array, kernel: Sequence[int], strides: Sequence[int], pads: Pads, *, precision=None
+) -> Array:
     """The gradient with respect to the kernel.
 
     Args:
@@ -60,9 +63,10 @@ def to_kernel(x: Array, dy: Array, kernel: Sequence[int], strides: Sequence[int]
         kernel: shape of the kernel, `[k, l, I, O]`.
         strides: see `convolve`.
         pads: see `convolve`.
+        precision: of the matrix products.
 
     Returns:
-        `[k, l, I, O]`, of the images' dtype; the sum over images is in float32.
+        `[k, l, I, O]`, of the images' dtype; the sum over images is in float32 or wider.
     """
 
     dtype, x, dy = x.dtype, _bits(x), _bits(dy)
@@ -71,17 +75,18 @@ def to_kernel(x: Array, dy: Array, kernel: Sequence[int], strides: Sequence[int]
         # As a flat array in between: else XLA keeps dy as it lies and multiplies in float32.
         turned = lax.optimization_barrier(dy.reshape(-1, kernel[3]).T.ravel()).reshape(kernel[3], -1)
         rows = _rows(x, kernel[:2], strides, pads, *dy.shape[1:3])
-        return jnp.stack([_product(turned, part, dtype) for part in rows])
+        return jnp.stack([_product(turned, part, dtype, precision) for part in rows])
 
     dw = jnp.sum(map_blocks(block, dy.shape[1] * dy.shape[2], x, dy), 0)  # [k, O, l * I]
     return dw.transpose(0, 2, 1).reshape(kernel).astype(dtype)
 
 
-def _product(a: Array, b: Array, dtype) -> Array:
+def _product(a: Array, b: Array, dtype, precision=None) -> Array:
     """`a @ b` of numbers given as bits, in float32 or wider."""
     # Without the barrier, XLA would move numbers instead of bits, and take a transposed operand as it lies.
     a, b = (_numbers(bits, dtype) for bits in lax.optimization_barrier((a, b)))
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32 if dtype.itemsize < 4 else dtype)
+    wide = jnp.float32 if dtype.itemsize < 4 else dtype
+    return jnp.matmul(a, b, precision=precision, preferred_element_type=wide)
 
 
 def _bits(x: Array) -> Array:

@@ -25,7 +25,9 @@ class Norm(nn.Module):
     def __call__(self, x: Array, train: bool, mask: Array) -> Array:
         x = x.astype(jnp.float32)  # mean and variance need float32's precision
         if self.kind == "group":
-            x = nn.GroupNorm(math.gcd(32, x.shape[-1]))(x)
+            # With a single channel in each group, a layer could not say how strong one channel is beside another.
+            channels = x.shape[-1]
+            x = nn.GroupNorm(min(math.gcd(32, channels), max(1, channels // 2)))(x)
         else:
             norm = nn.BatchNorm(use_running_average=not train, momentum=0.9)
             x = norm(x, mask=mask[:, None, None, None])
@@ -93,8 +95,8 @@ def resnet18(
     Args:
         classes: number of classes C.
         norm: `"batch"`, which normalizes by the real rows of the batch in training and by running statistics
-            (`Variables.stats`) in prediction; or `"group"`, which has no statistics and uses 32 groups, or the greatest
-            common divisor of 32 and the number of channels.
+            (`Variables.stats`) in prediction; or `"group"`, which has no statistics and uses 32 groups, or as many
+            as divide both 32 and the number of channels and have at least two channels each.
         shape: shape of one image, `(height, width)` or `(height, width, channels)`.
         widths: channels of the stages; every stage but the first halves height and width.
         compute_dtype: dtype of the computations in the body, such as `jnp.bfloat16`; parameters, statistics and logits
