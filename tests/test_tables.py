@@ -100,6 +100,18 @@ def test_pflego_tables():
     assert "97.00±0.50" not in text and "| method | High-Pers, 20% invited, tau 2 |" in text
 
 
+def test_tables_without_a_result_are_left_out():
+    """Failed when the page of one run on digits began with five tables of the papers' values alone."""
+    quick = record("a", dataset="digits", methods=(("FedAMP", 40.0),), quick=True)
+    assert [line for line in page(quick).splitlines() if line.startswith("## ")] == [
+        "## Dropped clients, participation, other local training (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)",
+        "## Runs",
+    ]
+    iid = record("b", "iid", methods=(("FedAMP", 99.0),))
+    headings = [line for line in page(iid).splitlines() if line.startswith("## ")]
+    assert headings == ["## FedAMP paper, Table 1: IID setting", "## Runs"]
+
+
 def test_faulty_clients():
     """The numbers of the largest share, with weights in brackets if there are any. Failed with the first share's."""
     attacks = {"sign": {"shares": [0.1, 0.3], "accuracy": [90.0, 70.5], "weight_to_faulty": [0.1, 0.05]}}

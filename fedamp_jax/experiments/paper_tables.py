@@ -47,8 +47,10 @@ def cell(
 
 
 def fedamp_table(setting: str, measured: Sequence[Row]) -> list[str]:
-    """One of Tables 1 to 3: BMTA, p-values, sources, and large differences."""
+    """One of Tables 1 to 3: BMTA, p-values, sources, and large differences; nothing if no row belongs in it."""
     kept = [row for row in measured if row.head["experiment"] == setting and in_tables(row)]
+    if not kept:
+        return []
     columns: dict[str, str] = {}  # data set by title; each model has a column
     found: dict[str, dict[str, Row]] = {}
     for d in TITLES:
@@ -155,11 +157,11 @@ def sources(title: str, found: dict[str, Row]) -> str:
     return f"- {title}: " + "; ".join(f"{', '.join(names)}: {text}" for text, names in runs.items()) + "."
 
 
-def pflego_tables(measured: Sequence[Row]) -> list[str]:
-    """PFLEGO's Tables 1 and 2: means of the last rounds with confidence intervals."""
-    out = ["## PFLEGO paper, Table 1: degrees of personalization"]
-    out.append("Mean accuracy of the last 10 rounds, ± 95 % confidence interval: ours / the paper's (difference).")
+def pflego_degrees(measured: Sequence[Row]) -> list[str]:
+    """PFLEGO's Table 1, means of the last rounds with confidence intervals; nothing if no row belongs in it."""
     kept = [row for row in measured if row.head["experiment"] == "degrees" and in_tables(row)]
+    if not kept:
+        return []
     body, origins = [], []
     for d in TITLES:
         found: dict[str, dict[str, Row]] = {}
@@ -168,21 +170,28 @@ def pflego_tables(measured: Sequence[Row]) -> list[str]:
             found[degree] = best(mine)
             origins += [sources(f"{TITLES[d]}, {title}", found[degree])] * bool(mine)
         for name in paper_values.PFLEGO_METHODS:
-            cells = []
-            for degree in paper_values.DEGREES:
-                score = found[degree][name].entry.get("last_rounds", {}) if name in found[degree] else {}
-                theirs = paper_values.PFLEGO_TABLE1.get((d, degree, name), (None, None))
-                cells.append(cell(score.get("mean"), theirs[0], score.get("ci95"), theirs[1]))
+            theirs = [paper_values.PFLEGO_TABLE1.get((d, degree, name), (None, None)) for degree in found]
+            cells = [_last_rounds(methods, name, *one) for methods, one in zip(found.values(), theirs, strict=True)]
             if set(cells) != {"-"}:
                 body.append([TITLES[d], name, *cells])
-    out += [table(["data", "method", *paper_values.DEGREES.values()], body), *origins]
-    out += ["## PFLEGO paper, Table 2: Omniglot", "As in the table above."]
-    kept = [row for row in measured if row.head["experiment"] == "omniglot" and in_tables(row)]
-    kept = [row for row in kept if row.head["dataset"] == "omniglot"]
-    of_omniglot, body = best(kept), []
-    for name in paper_values.OMNIGLOT_METHODS:
-        score = of_omniglot[name].entry.get("last_rounds", {}) if name in of_omniglot else {}
-        mean, ci = paper_values.PFLEGO_TABLE2[name]
-        body.append([name, cell(score.get("mean"), mean, score.get("ci95"), ci)])
-    out.append(table(["method", "Omniglot"], body))
-    return [*out, sources("Omniglot", of_omniglot)] if of_omniglot else out
+    text = "Mean accuracy of the last 10 rounds, ± 95 % confidence interval: ours / the paper's (difference)."
+    head = ["data", "method", *paper_values.DEGREES.values()]
+    return ["## PFLEGO paper, Table 1: degrees of personalization", text, table(head, body), *origins]
+
+
+def pflego_omniglot(measured: Sequence[Row]) -> list[str]:
+    """PFLEGO's Table 2, as its Table 1; nothing if no row belongs in it."""
+    of_omniglot = [row for row in measured if row.head["experiment"] == row.head["dataset"] == "omniglot"]
+    found = best([row for row in of_omniglot if in_tables(row)])
+    if not found:
+        return []
+    body = [
+        [name, _last_rounds(found, name, *paper_values.PFLEGO_TABLE2[name])] for name in paper_values.OMNIGLOT_METHODS
+    ]
+    text = "Mean accuracy of the last 10 rounds, ± 95 % confidence interval: ours / the paper's (difference)."
+    return ["## PFLEGO paper, Table 2: Omniglot", text, table(["method", "Omniglot"], body), sources("Omniglot", found)]
+
+
+def _last_rounds(found: dict[str, Row], name: str, theirs: float | None, theirs_ci: float | None) -> str:
+    score = found[name].entry.get("last_rounds", {}) if name in found else {}
+    return cell(score.get("mean"), theirs, score.get("ci95"), theirs_ci)

@@ -185,7 +185,7 @@ def as_in_pflego_tables(own: Mapping[str, Any]) -> bool:
 
 
 def _usual(own: Mapping[str, Any], steps: Mapping[str, Any]) -> bool:
-    if own.get("validation_fraction"):
+    if own.get("validation_fraction") or own.get("quick"):
         return False
     return own["drop_rate"] == 0 and all(own.get(name, value) == value for name, value in steps.items())
 

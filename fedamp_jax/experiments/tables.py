@@ -4,8 +4,9 @@
     python experiments/tables.py --write docs/results.md RESULTS...        # write the page and its figures
     python experiments/tables.py --slim docs/measurements RESULTS...       # keep small copies of result files
 
-RESULTS are results.json files, or folders that an experiment wrote. A cell without a measurement is "-". If several
-runs measured the same cell, the one closest to the paper's settings is shown. Every model has a column of its own.
+RESULTS are results.json files, or folders that an experiment wrote. A table of the papers to which none of them belongs
+is left out; a cell without a measurement is "-". If several runs measured the same cell, the one closest to the paper's
+settings is shown. Every model has a column of its own.
 """
 
 import dataclasses
@@ -30,7 +31,15 @@ from fedamp_jax.experiments import (
     plotting,
     run_folder,
 )
-from fedamp_jax.experiments.paper_tables import TITLES, fedamp_table, number, pflego_tables, spread, table
+from fedamp_jax.experiments.paper_tables import (
+    TITLES,
+    fedamp_table,
+    number,
+    pflego_degrees,
+    pflego_omniglot,
+    spread,
+    table,
+)
 from fedamp_jax.experiments.result_files import Record, Row, in_tables, methods_in, read, rows, single_runs, slim
 from fedamp_jax.experiments.schema import (
     ConvergenceResults,
@@ -61,14 +70,15 @@ class Options:
 
 
 def other_runs(measured: Sequence[Row]) -> list[str]:
-    """BMTA by setting of runs with settings that the papers' tables do not have."""
-    out = ["## Dropped clients, participation, other local training (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"]
+    """BMTA by setting of runs with settings that the papers' tables do not have; nothing without such runs."""
     groups: dict[str, list[Row]] = {}
     for row in measured:
         groups.setdefault(row.record.name, []).append(row)
     # All parts of a run, if one of them is not in the papers' tables; some experiments have their own table.
     own = ("ablation", "leads")
     groups = {k: g for k, g in groups.items() if not all(map(in_tables, g)) and g[0].head["experiment"] not in own}
+    title = "Dropped clients, participation, other local training (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"
+    out = [f"## {title}"] if groups else []
     for name, group in groups.items():
         columns = dict.fromkeys(_conditions(row.settings) for row in group)
         found = {(row.method, _conditions(row.settings)): row for row in group}
@@ -81,7 +91,7 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
         dataset = TITLES[group[0].head["dataset"]]
         out += [f"{dataset}, {group[0].head['experiment']}, BMTA in percent, run `{name}`:"]
         out.append(table(["method", *columns], body))
-    return out if groups else [*out, "-"]
+    return out
 
 
 def _conditions(own: Mapping[str, Any]) -> str:
@@ -254,7 +264,7 @@ def page(records: Sequence[Record], command: str, images: Sequence[str] = ()) ->
     out = ["# Results", f"Made from result files by `{command}`; no number here is typed by hand."]
     for setting in ("iid", "pathological", "practical"):
         out += fedamp_table(setting, measured)
-    out += other_runs(measured) + pflego_tables(measured)
+    out += other_runs(measured) + pflego_degrees(measured) + pflego_omniglot(measured)
     for record in records:
         if is_convergence(record.content):
             out += theorems(record.name, record.content)
