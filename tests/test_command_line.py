@@ -336,7 +336,9 @@ def test_validation_is_said(tmp_path, monkeypatch, capsys):
     assert plotting.convergence(results).axes[0].get_ylabel() == "mean validation accuracy (%)"
     assert plotting.accuracy_distribution(results).axes[0].get_xlabel().startswith("validation accuracy")
     settings = results["settings"]
-    assert settings["validation_fraction"] == 0.2 and not paper_values.as_in_tables({**settings, "epochs": 10})
+    assert settings["validation_fraction"] == 0.2 and not paper_values.as_in_tables(
+        {**settings, "epochs": 10, "quick": False}
+    )
     (row,) = [r for r in result_files.rows(result_files.read([str(tmp_path / "a")])) if r.method == "FedAvg"]
     other = row._replace(settings={**settings, "validation_fraction": 0.0})
     assert result_files.p_value(row, row) is not None and result_files.p_value(row, other) is None
