@@ -114,7 +114,9 @@ def share_of(batch: Batch, client: Data) -> Array:
 def mean_loss(task: Task, solver: Batching, client: Data, variables: Variables) -> Array:
     """Mean loss of a model on ALL of one client's data, `[]` float32, a batch at a time.
 
-    Exact unless a batch's normalisation couples its examples. Running statistics are left as they are.
+    The loss is the one that training minimises: dropout is active, with the same key in every call, and BatchNorm
+    normalises by the batch, so that the mean is exact only for models without it. Running statistics are left as they
+    are.
     """
 
     def add(total: Array, batch: Batch, key: Array) -> Array:

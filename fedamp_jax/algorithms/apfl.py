@@ -93,7 +93,10 @@ def apfl(
     Raises:
         ValueError: a number out of range, or unknown `stats`; in `init`, another number of alphas than of clients.
 
-    Departs from the paper: w is weighted by numbers of examples, as in all methods here, so that alpha = 0 is FedAvg.
+    Departs from the paper: w is weighted by numbers of examples, as in the other averaging methods here, so that
+    alpha = 0 is FedAvg. The authors' program (FedTorch) differs: it mixes the outputs of the two models and not their
+    parameters, takes the step of v_i after that of w_i, evaluates v_i with the client's own w_i before the average, and
+    moves alpha once in a round, with 0.02 alpha added to its gradient.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))

@@ -47,7 +47,8 @@ def ditto(
     Raises:
         ValueError: `lam` negative, `stats` unknown.
 
-    Departs from the paper: the mean is weighted by numbers of examples, as in all methods here.
+    Departs from the paper: the mean is weighted by numbers of examples, as in the other averaging methods here. In the
+    authors' program both models see the same minibatches; here each has an order of its own.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))

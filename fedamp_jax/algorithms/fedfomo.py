@@ -35,9 +35,11 @@ def fedfomo(
     Raises:
         ValueError, TypeError: if an argument is out of range or of the wrong kind.
 
-    Departs from the paper: every online client's model is a candidate, where the authors' program downloads a few,
-    chosen epsilon-greedily; and a client for which no candidate is better than b_i keeps its trained model, where that
-    program returns to b_i. The distance is the Euclidean one.
+    Departs from the authors' program: every online client's model is a candidate, where the program downloads a few of
+    those sent in the round before, chosen epsilon-greedily, and adds averages of clusters and of all models; a client
+    for which no candidate is better than b_i keeps its trained model, where the program returns to b_i; the distance is
+    the Euclidean one, where its default is the 1-norm. Validation losses are those of training (`mean_loss`), where it
+    evaluates models: a difference for models with dropout or BatchNorm.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))

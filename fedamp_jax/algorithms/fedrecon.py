@@ -37,7 +37,8 @@ def fedrecon(
     Raises:
         ValueError: `support` or `server_step` out of range, and as `fedper`.
 
-    Changes are weighted by the number of all examples, of which the query set is a fixed share.
+    Changes are weighted by the number of all examples, of which the query set is a fixed share. By default, the
+    authors' program does not split the examples, and uses all of them for both phases.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))

@@ -37,6 +37,8 @@ def heurfedamp(
     Raises:
         ValueError, TypeError: if a hyper-parameter is out of range or of the wrong kind.
 
+    As in `fedamp`, models start alike and local training starts from u_i.
+
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.heurfedamp(task, fedamp_jax.Solver(optax.adam(1e-3)), sigma=25.0, self_weight=1 / 21)

@@ -217,12 +217,14 @@ def fedbabu(
         stats: as in `fedper`.
 
     Returns:
-        The `Algorithm`; `personalize` fine-tunes.
+        The `Algorithm`; `personalize` fine-tunes. Bodies are weighted by the number of examples, where the authors'
+        program takes their plain mean.
 
     Raises:
         ValueError: unknown `tune_part`, and as `fedper`.
 
     The orthogonal head is PFLEGO's reading of the method (Nikoloutsopoulos et al. 2023); a random one is the paper's.
+    It is the same in all runs, whatever their seed.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))

@@ -32,8 +32,8 @@ def pfedgraph(
         lam: how strongly rows are drawn to p, greater than 0 (the authors' program calls it alpha); a number, a
             schedule of the round or a tracer.
         mu: weight of the alignment with u_i, at least 0 (the authors' program calls it lambda).
-        released: reproduce the authors' program (`pfedgraph_approx.py`), which adds the similarity to the loss instead
-            of subtracting it, and takes cosines above 0.9 as 1.
+        released: reproduce the authors' program (`pfedgraph_approx.py --difference_measure all`), which adds the
+            similarity to the loss instead of subtracting it, and takes cosines above 0.9 as 1.
         stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
 
     Returns:
@@ -43,7 +43,9 @@ def pfedgraph(
         ValueError, TypeError: if a hyper-parameter is out of range or of the wrong kind.
 
     Departs from the authors' program: models are mixed at the beginning of a round, among the clients that are online
-    then, in place of its end; with every client online in every round the two are the same.
+    then, in place of its end; with every client online in every round the two are the same. By default, that program
+    compares only the layers with "fc" in their names. The authors' other program, `pfedgraph_cosine.py`, aligns w with
+    every other model on its own, weighted by xi, in place of their mixture u_i.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))

@@ -63,7 +63,9 @@ def pfedme(
         ValueError, TypeError: if a hyper-parameter is out of range or of the wrong kind.
 
     Departs from the paper: clients that do not take part do not train either, and the mean is weighted by numbers of
-    examples, as in all methods here. The paper leaves open where theta starts; here from w_i.
+    examples, as in the authors' program. The paper leaves open where theta starts; here from w_i. In that program theta
+    goes on from the last minibatch, and 0.001 theta is added to its gradient. What it evaluates as the personal model
+    is w_i, as both names refer to the same tensors there.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))

@@ -108,12 +108,13 @@ def pflego(
             authors' program uses Adam, `optax.adam(0.003)`, where their paper writes SGD.
         weigh_heads: multiply the heads' joint step by alpha_i. Eq. 3 and Algorithm 1 do not, but Eq. 5 does, and only
             so is the step unbiased for the heads too (Proposition 1).
-        common_init: one initial head for all clients, or one each.
+        common_init: one initial head for all clients, or one each, as in the paper.
         stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
 
     Returns:
         The `Algorithm`. `I / r` of Eq. 3 and 4 is the number of clients over the number whose update counts in
-        the round.
+        the round. The authors' program divides the weights alpha_i by the examples of the participants alone, and
+        multiplies by `I / r` too; with SGD as the server's optimizer, `rho` is about `I / r` times as strong there.
 
     Raises:
         ValueError: a rate out of range, and as `fedper`.

@@ -9,7 +9,9 @@ With `--labels global` a class has the same output for all clients.
 
 Every method takes tau full-batch gradient steps per round; methods of two phases (FedRep, FedRecon) take half of them
 in each. The paper has no values for FedProx's mu and Ditto's lambda. FedBABU's momentum is that of its authors'
-program.
+program. Two methods are not those of that program, so that their numbers cannot be compared with the paper's one to
+one: its FedRecon takes tau steps of the head on all examples and one step of the server's optimizer along the gradient
+of the body, and keeps the heads; its FedBABU is measured after local training of the body alone.
 """
 
 import dataclasses
