@@ -78,6 +78,22 @@ def test_measuring_after_local_training():
     assert (after < before).all()
 
 
+@pytest.mark.parametrize("name", ["PFLEGO", "FedPer", "FedRep"])
+def test_initial_heads(name):
+    """One body for all, under heads of the clients' own or (`common`) one for all.
+
+    Failed with the option passed on the wrong way round, and for a method that did not get it.
+    """
+    train = small_federation().train
+    task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
+    for heads, alike in (("own", 1), ("common", 4)):
+        options = pflego_paper.Options(measure="shared", initial_heads=heads)
+        algorithm = pflego_paper.make_algorithms(options, task, (name,))[name]
+        params = algorithm.personalize(jax.random.key(1), algorithm.init(jax.random.key(0), train), train).params
+        head, body = (np.asarray(jax.tree.leaves(params[part])[-1]) for part in ("head", "body"))  # the last kernels
+        assert (head == head[:1]).all((1, 2)).sum() == alike and (body == body[:1]).all()
+
+
 def omniglot_pool():
     rng = np.random.default_rng(0)
     alphabet, character = np.repeat([0, 0, 1], 20), np.repeat([1, 2, 1], 20)

@@ -14,7 +14,7 @@ GROUPS = {
     "methods and rounds": "methods leads rounds quick participation drop_rate seed seeds evaluate_every measure "
     "attacks shares",
     "local training": "model norm width epochs epochs_range batch_size optimizer learning_rate sgd_learning_rate "
-    "keep_optimizer tau client_rate server_rate server",
+    "keep_optimizer tau client_rate server_rate server initial_heads",
     "attention": "sigma heur_sigma sigma_sweep lam",
     "output": "out from resume log save_models checkpoint_every keep_checkpoints",
     "machine": "devices chunk offload dry_run precision dtype",

@@ -34,7 +34,8 @@ SGD_ROUNDS = 600
 TAU = 50
 BETA = 0.007  # of the clients, also in FedAvg and FedPer
 RHO = 0.003  # of the server
-PFLEGO_STEPS = {"tau": TAU, "client_rate": BETA, "server_rate": RHO, "server": "adam", "measure": "local"}
+PFLEGO_STEPS = {"tau": TAU, "client_rate": BETA, "server_rate": RHO, "server": "adam", "measure": "local",
+                "initial_heads": "own"}  # fmt: skip
 PFLEGO_CLIENTS = 100
 PFLEGO_PARTICIPATION = 0.2
 PFLEGO_ROUNDS = 200

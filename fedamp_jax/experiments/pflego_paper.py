@@ -6,6 +6,10 @@ model. `--measure local`, the default, does the same, as only then can the numbe
 measured, there only those sampled. `--measure shared` measures the models as the server leaves them.
 In that program every client has its own labels, 0..K-1, even in FedAvg, where clients share one head (`--labels own`).
 With `--labels global` a class has the same output for all clients.
+The heads of PFLEGO, FedPer and FedRep start from draws of the clients' own, as in Algorithm 1 and that program
+(`--initial-heads own`); with `common` all start from the same. Where all clients have the same classes, that is worth
+several points: heads that start alike, and a body that is shared, stay comparable. The program draws the heads from
+U[0, 1), here they are drawn as the model's other layers.
 
 Every method takes tau full-batch gradient steps per round; methods of two phases (FedRep, FedRecon) take half of them
 in each. The paper has no values for FedProx's mu and Ditto's lambda. FedBABU's momentum is that of its authors'
@@ -47,6 +51,8 @@ class Options(command_line.Options):
     """Optimizer of PFLEGO's server: adam as its authors', sgd as in Eq. 4."""
     measure: Literal["local", "shared"] = "local"
     """Models after local training, or as the server leaves them (shared)."""
+    initial_heads: Literal["own", "common"] = "own"
+    """Of PFLEGO, FedPer and FedRep: one for each client (own), or one for all."""
     participation: float = paper_values.PFLEGO_PARTICIPATION
     """Share of the clients invited to each round."""
     evaluate_every: int = 10
@@ -80,7 +86,7 @@ def make_algorithms(options: Options, task: Task, names: tuple[str, ...]) -> dic
     whole, half, rest = solver(options.tau), solver(options.tau // 2), solver(options.tau - options.tau // 2)
     in_blocks = Solver(optax.sgd(rate), options.tau, _BLOCK)
     server = optax.adam(options.server_rate) if options.server == "adam" else None
-    rho = options.server_rate
+    rho, common = options.server_rate, options.initial_heads == "common"
 
     def tuned(base: Algorithm) -> Algorithm:
         return fedamp_jax.fine_tuned(task, whole, base=base) if local else base
@@ -92,11 +98,13 @@ def make_algorithms(options: Options, task: Task, names: tuple[str, ...]) -> dic
         "FedAvg": lambda: tuned(fedamp_jax.fedavg(task, whole)),
         "FedProx": lambda: tuned(fedamp_jax.fedprox(task, whole, mu=paper_values.MU)),
         "Ditto": lambda: fedamp_jax.ditto(task, whole, lam=paper_values.DITTO_LAMBDA),
-        "FedPer": lambda: tuned(fedamp_jax.fedper(task, whole)),
-        "FedRep": lambda: head_tuned(fedamp_jax.fedrep(task, half, head_solver=rest)),
+        "FedPer": lambda: tuned(fedamp_jax.fedper(task, whole, common_init=common)),
+        "FedRep": lambda: head_tuned(fedamp_jax.fedrep(task, half, head_solver=rest, common_init=common)),
         "FedBABU": lambda: fedamp_jax.fedbabu(task, solver(options.tau, momentum=0.9), tuner=whole),
         "FedRecon": lambda: fedamp_jax.fedrecon(task, half, head_solver=rest),
-        "PFLEGO": lambda: head_tuned(fedamp_jax.pflego(task, in_blocks, beta=rate, rho=rho, server_optimizer=server)),
+        "PFLEGO": lambda: head_tuned(
+            fedamp_jax.pflego(task, in_blocks, beta=rate, rho=rho, server_optimizer=server, common_init=common)
+        ),
     }
     return {name: makers[name]() for name in names}
 
