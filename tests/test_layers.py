@@ -149,8 +149,8 @@ def test_one_argument_shared_by_all_clients(axes):
 
 @pytest.mark.parametrize("case", [(3, 1, "SAME", 2, (8, 8)), (3, 2, "SAME", 2, (16, 16))], ids=str)
 def test_kernel_gradient_in_several_blocks_of_images(case, monkeypatch):
-    """Fails if the last, padded block is dropped or the blocks overlap: 7 images in blocks of 2."""
-    monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 2 * 64)
+    """Fails if the last, padded block is dropped or the blocks overlap: 7 images in blocks of 3."""
+    monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 3 * 64)
     _assert_equal_to_lax(["loop"], *_make(case, batch=7))
 
 

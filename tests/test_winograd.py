@@ -65,8 +65,8 @@ def test_kernels_of_every_size(r, pads):
 
 @pytest.mark.parametrize("r", [3, 5])
 def test_blocks_of_images(r, monkeypatch):
-    """Fails if the last, padded block is dropped or counted: 7 images in blocks of 2."""
-    monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 2 * 64)
+    """Fails if the last, padded block is dropped or counted: 7 images in blocks of 3."""
+    monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 3 * 64)
     _compare((8, 8), ((1, 1), (1, 1)), r, 7, jnp.float64, 1e-12)
 
 
@@ -83,3 +83,12 @@ def test_blocks_cover_every_image_once(monkeypatch):
     sums = map_blocks(lambda block: jnp.sum(block[:, 0])[None], 10, x)
     assert sums.shape == (3, 1) and float(jnp.sum(sums)) == 28
     assert map_blocks(lambda block: block, 10_000, x).shape == (7, 1, 10)
+
+
+@pytest.mark.parametrize(("batch", "blocks"), [(100, (20, 5)), (64, (8, 8)), (98, (14, 7)), (97, (13, 8)), (6, (1, 6))])
+def test_blocks_without_filling(batch, blocks, monkeypatch):
+    """Up to 8 images, as many as divide the batch. Fails with blocks of 8 for 100 images, which copies all of them, and
+    with blocks of one image for 97.
+    """
+    monkeypatch.setattr("fedamp_jax.models.blocks.POSITIONS", 2048)
+    assert map_blocks(lambda block: block, 256, jnp.ones((batch, 1))).shape == (*blocks, 1)

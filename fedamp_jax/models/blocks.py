@@ -19,7 +19,7 @@ def map_blocks(function: Callable[..., Array], area: int, *arrays: Array) -> Arr
     Args:
         function: of arrays `[b, ...]`, with b images each.
         area: positions of an image, by which the size of a block is chosen.
-        *arrays: `[B, ...]`. The last block is filled up with zeros.
+        *arrays: `[B, ...]`. Where blocks of about the right size do not divide B, the last one is filled with zeros.
 
     Returns:
         `[blocks, ...]`, the function's results.
@@ -31,7 +31,10 @@ def map_blocks(function: Callable[..., Array], area: int, *arrays: Array) -> Arr
         [2048.0, 2048.0, 1024.0]
     """
     batch = arrays[0].shape[0]
-    blocks = -(-batch // max(1, min(batch, round(POSITIONS / area))))
+    size = max(1, min(batch, round(POSITIONS / area)))
+    # Filling up copies all arrays, which can take as long as the function.
+    divisor = max(n for n in range(1, size + 1) if batch % n == 0)
+    blocks = batch // divisor if 2 * divisor >= size else -(-batch // size)
     if blocks == 1:
         return function(*arrays)[None]
     size = -(-batch // blocks)
