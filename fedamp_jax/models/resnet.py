@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedamp_jax.checks import check_choice, check_integer
 from fedamp_jax.models.layers import LOWERINGS, as_image, check_image, conv
+from fedamp_jax.models.normalization import BatchNorm, GroupNorm
 from fedamp_jax.models.task import Classifier, from_linen
 from fedamp_jax.types import Array, Task
 
@@ -27,10 +28,9 @@ class Norm(nn.Module):
         if self.kind == "group":
             # With a single channel in each group, a layer could not say how strong one channel is beside another.
             channels = x.shape[-1]
-            x = nn.GroupNorm(min(math.gcd(32, channels), max(1, channels // 2)))(x)
+            x = GroupNorm(min(math.gcd(32, channels), max(1, channels // 2)))(x)
         else:
-            norm = nn.BatchNorm(use_running_average=not train, momentum=0.9)
-            x = norm(x, mask=mask[:, None, None, None])
+            x = BatchNorm()(x, train, mask)
         return x.astype(self.dtype)
 
 
