@@ -194,28 +194,29 @@ def choose(shape, kernel, dtype, strides, pads, precision) -> tuple[Callable[...
         Three functions: the value of `(x, w)`, the gradient with respect to the input of `(dy, w)`, and the gradient
         with respect to the kernel of `(x, dy)`.
     """
-    # Milliseconds for 100 images on one core, forward / gradient of the kernel, jax 0.10.2 (0.12 in brackets): the
-    # first two columns on an EPYC (Zen 4), the third on a core with AMX. On the EPYC, Winograd's are faster than the
-    # products in bfloat16, except for the forward pass of 512 channels (44 ms).
+    # Milliseconds for 100 images in a loop on one core of an EPYC (Zen 4), while the other core ran the same: forward /
+    # gradient of the kernel, jax 0.10.2 (0.12 in brackets).
     #
-    # channels, image        plain, float32       Winograd, float32   products, bfloat16
-    # 64, 32x32              78 / 81 (80 / 109)   39 / 44 (41 / 44)   33 / 44 (38 / 58)
-    # 128, 16x16             73 / 99 (72 / 109)   33 / 54 (33 / 55)   22 / 30 (27 / 38)
-    # 256, 8x8               74 / 79 (73 / 90)    27 / 32 (28 / 36)   16 / 23 (19 / 25)
-    # 512, 4x4               75 / 82 (78 / 84)    55 / 45 (54 / 47)   17 / 19 (17 / 19)
-    # 32 to 64, 14x14, 5x5   20 / 21 (21 / 21)    12 / 14 (12 / 11)   7 / 9 (8 / 13)
-    # 32, 16x16              5.0 / 6.6 (5.8 / 8.4)  5.9 / 6.4 (5.8 / 6.4)
-    # 16 to 32, 14x14, 5x5   5.1 / 5.3 (6.2 / 6.4)  6.0 / 5.7 (6.1 / 5.7)
+    # channels, image        plain, float32            Winograd, float32         products, bfloat16
+    # 64, 32x32              84 / 151 (88 / 148)       44 / 92 (42 / 80)         50 / 110 (53 / 105)
+    # 128, 16x16             76 / 82 (76 / 98)         28 / 34 (29 / 37)         39 / 56 (44 / 59)
+    # 256, 8x8               78 / 83 (75 / 95)         26 / 36 (26 / 35)         41 / 53 (43 / 60)
+    # 512, 4x4               88 / 94 (79 / 84)         42 / 36 (42 / 48)         52 / 47 (54 / 42)
+    # 32 to 64, 14x14, 5x5   21 / 20 (22 / 23)         9.3 / 12 (10 / 12)        13 / 19 (14 / 19)
+    # 32, 16x16              4.9 / 17 (6.3 / 8.8)      4.1 / 5.8 (4.5 / 5.7)     4.5 / 5.9 (5.1 / 6.5)
+    # 32, 8x8                1.3 / 2.2 (1.7 / 2.9)     0.9 / 1.2 (1.0 / 1.2)     1.0 / 1.4 (1.2 / 1.6)
+    # 16 to 32, 14x14, 5x5   5.7 / 5.5 (6.4 / 6.5)     5.5 / 6.9 (5.7 / 6.3)     3.9 / 5.4 (4.6 / 6.6)
     #
-    # Of up to 16 output channels, the gradient of the kernel is faster as a product. On the EPYC, with other load:
+    # On a core with AMX, the products in bfloat16 took half of that or less: 17 / 19 with 512 channels at 4x4.
+    #
+    # Of up to 16 output channels, the gradient of the kernel:
     #
     # channels, image        plain        Winograd     product
-    # 16, 32x32              42 (43)      16 (17)      10 (13)
-    # 3 to 16, 32x32         8.2 (12)     7.6 (11)     4.9 (8.0)
-    # 64 to 16, 32x32        241 (173)    41 (40)      34 (35)
-    # 16, 28x28, 5x5         75 (77)      22 (24)      16 (19)
-    # 16, 16x16              4.4 (3.4)    7.0 (4.8)    4.3 (3.5)
-    # 16 to 64, 32x32        32 (34)      55 (33)      46 (39)
+    # 16, 32x32              42 (41)      12 (12)      12 (13)
+    # 3 to 16, 32x32         9.2 (8.3)    6.3 (6.1)    5.0 (5.9)
+    # 64 to 16, 32x32        229 (173)    31 (29)      39 (41)
+    # 16, 28x28, 5x5         108 (94)     20 (18)      17 (18)
+    # 16, 16x16              7.0 (5.4)    3.1 (3.6)    2.7 (3.3)
     #
     # Winograd's transforms grow with the channels, and what they save with the square of the channels, so narrow layers
     # keep the plain convolution. In bfloat16, 1 to 5x5x32 channels took 44 ms by products and 3 ms by a convolution.
