@@ -27,8 +27,8 @@ def map_blocks(function: Callable[..., Array], area: int, *arrays: Array) -> Arr
     Example:
         >>> import jax.numpy as jnp
         >>> from fedamp_jax.models.blocks import map_blocks
-        >>> map_blocks(jnp.sum, 1024, jnp.ones((5, 32, 32))).tolist()
-        [2048.0, 2048.0, 1024.0]
+        >>> map_blocks(jnp.sum, 1024, jnp.ones((6, 32, 32))).tolist()
+        [2048.0, 2048.0, 2048.0]
     """
     batch = arrays[0].shape[0]
     size = max(1, min(batch, round(POSITIONS / area)))
