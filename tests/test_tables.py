@@ -229,7 +229,7 @@ def test_measurements_of_the_documentation_load():
         for run in result_files.single_runs(content):
             for entry in run["methods"].values():
                 assert set(entry) <= set(get_type_hints(schema.MethodResults))
-    kinds = {schema.is_convergence: 1, schema.is_faulty: 1, schema.is_grid: 6}
+    kinds = {schema.is_convergence: 1, schema.is_faulty: 1, schema.is_grid: 7}
     assert {kind: sum(map(kind, contents)) for kind in kinds} == kinds
 
 
