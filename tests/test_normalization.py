@@ -50,6 +50,13 @@ def test_group_norm(groups):
         _assert_equal(GroupNorm(groups), nn.GroupNorm(groups, **F64), (), {}, x)
 
 
+def test_padding_that_is_not_finite():
+    """Fails if rows that do not count are multiplied by zero, which leaves NaN, in place of being left out."""
+    x = jnp.ones((3, 2, 2, 4)) * jnp.array([1.0, 2.0, jnp.nan])[:, None, None, None]
+    y, _ = BatchNorm().init_with_output(jax.random.key(0), x, True, jnp.array([True, True, False]))
+    assert jnp.all(jnp.isfinite(y[:2]))
+
+
 def test_constant_images():
     """Fails if rounding makes a variance negative, whose root is NaN."""
     x = jnp.full((2, 7, 7, 4), 1e3 / 3, jnp.float32)

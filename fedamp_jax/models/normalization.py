@@ -42,9 +42,9 @@ class BatchNorm(nn.Module):
         running_var = self.variable("batch_stats", "var", jnp.ones, channels, x.dtype)
         mean, var = running_mean.value, running_var.value
         if train:
-            rows = mask.astype(x.dtype)[:, None, None, None]
-            count = jnp.sum(rows) * (x.shape[1] * x.shape[2])
-            mean, square = (jnp.sum(v * rows, (0, 1, 2)) / count for v in (x, x * x))
+            rows = mask[:, None, None, None]
+            count = jnp.sum(mask, dtype=x.dtype) * (x.shape[1] * x.shape[2])
+            mean, square = (jnp.sum(v, (0, 1, 2), where=rows) / count for v in (x, x * x))
             var = _variance(mean, square)
             if not self.is_initializing():
                 running_mean.value = MOMENTUM * running_mean.value + (1 - MOMENTUM) * mean
