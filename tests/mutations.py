@@ -238,6 +238,9 @@ MUTATIONS = [
              "tests/test_attention.py -k perplexity"),
     Mutation("hold-out-labels", "data/holdout.py", "[y[i][r] for i, r in enumerate(rows)]", "[y[i][: len(r)] for i, r in enumerate(rows)]",
              "tests/test_data.py"),
+    Mutation("convolutions-with-less-effort", "placement/jitted.py", " and not _convolves(args)", "", "tests/test_jitted.py"),
+    Mutation("images-taken-for-kernels", "placement/jitted.py", 'if not hasattr(a, "placement")]', "]",
+             "tests/test_jitted.py"),
     # Driver.
     Mutation("evaluation-own-classes", "types.py", "found = jnp.where(own, logits, -jnp.inf)", "found = logits",
              "tests/test_evaluation.py tests/test_loop.py tests/test_rounds.py"),

@@ -42,6 +42,16 @@ def test_less_effort_on_a_cpu_only():
 
 
 @pytest.mark.usefixtures("_default_flags")
+def test_full_effort_for_convolutions():
+    """Images alone do not count. Failed when every program of a CPU had less effort."""
+    program = Jitted(lambda model, data: model["w"].sum() * data.x.sum())
+    data = federation()._replace(x=jnp.ones((4, 8, 3, 3, 1)))
+    for kernel, counts in ((jnp.ones((4, 9, 2)), (1, 0)), (jnp.ones((4, 3, 3, 1, 2)), (1, 1))):
+        program({"w": kernel}, data)
+        assert (program._for_cpu._cache_size(), program._jitted._cache_size()) == counts
+
+
+@pytest.mark.usefixtures("_default_flags")
 def test_a_part_of_another_program():
     """With traced arguments and with none. Failed with "`compiler_options` can only be passed to top-level"."""
     program, data = programs()[0], federation()

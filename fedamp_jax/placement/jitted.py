@@ -16,7 +16,8 @@ class Jitted:
 
     There that takes two thirds less time for the random numbers of an initial model, and a third less for rounds and
     evaluation. Programs are as fast: loops are vectorized at the first level, too, and what takes long is in libraries
-    (docs/performance.md). A level in the environment's XLA_FLAGS is left alone.
+    (docs/performance.md). Only the transforms of Winograd's algorithm are not, so programs of models with convolutions
+    keep the third level. So does what the environment's XLA_FLAGS give a level.
 
     Args:
         fn: a function of which one argument is `Data`.
@@ -32,7 +33,8 @@ class Jitted:
         # Within another program, where even zeros are traced, it is a part of that one, and jax takes no options.
         part = isinstance(jnp.zeros(()), Tracer)
         on_cpu = any(a.placement.platform == "cpu" for a in args if hasattr(a, "placement"))
-        return self._for_cpu if on_cpu and not part and _LEVEL not in os.environ.get("XLA_FLAGS", "") else self._jitted
+        given = _LEVEL in os.environ.get("XLA_FLAGS", "")
+        return self._for_cpu if on_cpu and not part and not given and not _convolves(args) else self._jitted
 
     def __call__(self, *args: Any) -> Any:
         return self._chosen(args)(*args)
@@ -47,3 +49,9 @@ class Jitted:
 
     def _cache_size(self) -> int:
         return self._jitted._cache_size() + self._for_cpu._cache_size()
+
+
+def _convolves(args: tuple) -> bool:
+    """Whether the model in a program's arguments has kernels of convolutions, leaves `[(M,) k, l, I, O]`."""
+    models = [a for a in args if not hasattr(a, "placement")]
+    return any(len(getattr(a, "shape", ())) >= 4 for a in jax.tree.leaves(models))
