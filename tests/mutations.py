@@ -387,6 +387,8 @@ MUTATIONS = [
     Mutation("leads-first-text", "experiments/tables.py", 'str(part["settings"]["lead"]), part["methods"]', 'str(parts[0]["settings"]["lead"]), part["methods"]', "tests/test_tables.py -k leads"),
     Mutation("leads-twice", "experiments/tables.py", 'own = ("ablation", "leads")', 'own = ("ablation",)', "tests/test_tables.py -k leads"),
     Mutation("leads-first-only", "experiments/leads.py", 'for name in options.lead.split("+")]', 'for name in options.lead.split("+")[:1]]', "tests/test_leads.py -k together"),
+    Mutation("checkpoint-without-room", "driver/checkpoint.py", "disk.free < needed", "disk.free < 0", "tests/test_checkpoint.py -k full_disk"),
+    Mutation("checkpoint-removes-once", "driver/checkpoint.py", "in (0.0, 0.1, 1.0)", "in (0.0,)", "tests/test_checkpoint.py -k still_written"),
     Mutation("tracebacks", "driver/checkpoint.py", 'return not (record.exc_info and "orbax" in Path(record.pathname).parts)', "return True", "tests/test_checkpoint.py -k full_disk"),
     # Experiments that lose results, or compare what differs.
     Mutation("attention-dry-run-trains", "experiments/attention.py", "if options.dry_run is not None:", "if False:", "tests/test_dry_run.py -k 'every_experiment and attention'"),

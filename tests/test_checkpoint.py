@@ -1,6 +1,7 @@
 """Checkpoints: what is refused and with which message, other placements, and a disk that is full."""
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -223,6 +225,53 @@ def test_a_full_disk_leaves_checkpoints_whole(tmp_path, caplog):
         train(folder, rounds=4)
     assert "Traceback" not in caplog.text
     assert outcome(train(folder, rounds=4)) == outcome(train(None, rounds=4))
+
+
+def no_room(monkeypatch):
+    """Only 1000 bytes are free."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=1000))
+
+
+def no_folders(monkeypatch):
+    """No folder can be made in a folder of checkpoints."""
+    mkdir = os.mkdir
+
+    def refuse(path, *mode, **where):
+        if "checkpoints/" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        mkdir(path, *mode, **where)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+
+
+@pytest.mark.parametrize(("full", "said"), [(no_room, "bytes, and 1,000 are free"), (no_folders, "No space left")])
+def test_a_full_disk_does_not_keep_the_process(full, said, tmp_path, monkeypatch):
+    """No thread is left to wait for a folder. Failed with six, which wait five minutes before the process can end."""
+    folder = tmp_path / "checkpoints"
+    train(folder, rounds=2)
+    with monkeypatch.context() as patched:
+        full(patched)
+        with pytest.raises(OSError, match=said):
+            train(folder, rounds=4)
+    assert not [thread for thread in threading.enumerate() if type(thread).__module__.startswith("orbax.")]
+    assert outcome(train(folder, rounds=4)) == outcome(train(None, rounds=4))
+
+
+def test_a_folder_that_is_still_written_to(tmp_path, monkeypatch):
+    """What an unfinished save left is removed, even if a file is added meanwhile. Failed with "Directory not empty"."""
+    unfinished = tmp_path / "3.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    late, rmdir = ["manifest.ocdbt"], os.rmdir
+
+    def rmdir_too_early(path, **where):
+        if late and "3.orbax" in str(path):
+            (unfinished / late.pop()).touch()
+        rmdir(path, **where)
+
+    monkeypatch.setattr(os, "rmdir", rmdir_too_early)
+    with checkpoint.opened(Checkpoint(tmp_path), {}, rows=4) as saved:
+        saved.save(4, Run({"w": jnp.zeros(3)}, rejected=np.zeros(4, int)))
+    assert not late and os.listdir(tmp_path) == ["4"]
 
 
 def test_generators_of_an_optimizer_are_saved(tmp_path):

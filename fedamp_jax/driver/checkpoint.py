@@ -10,6 +10,9 @@ import dataclasses
 import hashlib
 import json
 import logging
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +29,10 @@ FORMAT = 4
 """Number of the layout below. Raised whenever it changes, or what a state means changes without changing its shapes."""
 _HISTORY = ("rounds", "loss", "observed", "snapshot_rounds", "seconds", "first_seconds", "starts", "before")
 _ARRAYS = ("rejected", "xi", "snapshot_xi", "snapshot_distances")
+_UNFINISHED = ".orbax-checkpoint-tmp"
+"""How orbax ends the name of a folder that it has not finished."""
+_METADATA = 2**17
+"""Bytes set aside for what a checkpoint holds besides its arrays."""
 
 
 class Checkpoint(NamedTuple):
@@ -70,8 +77,8 @@ class Checkpoints:
         self._directory = Path(directory).absolute()
         if self._directory.is_file():
             raise ValueError(f"the checkpoint directory {str(directory)!r} is a file: give a folder")
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-        self._manager = ocp.CheckpointManager(self._directory, options=options)
+        _remove_unfinished(self._directory)
+        self._manager = ocp.CheckpointManager(self._directory, options=ocp.CheckpointManagerOptions(max_to_keep=keep))
 
     def save(self, done: int, result: Any) -> None:
         """Write the `Run` after `done` rounds. Returns when all is copied; the disk is written meanwhile.
@@ -94,6 +101,7 @@ class Checkpoints:
         identity = {**self._fingerprint, "format": FORMAT, "state": type(result.state).__name__}
         parts = {"history": to.JsonSave(history), "fingerprint": to.JsonSave(identity)}
         with self._writable():
+            _check_room(self._directory, sum(a.nbytes for a in leaves.values()))
             self._manager.save(done, args=to.Composite(arrays=to.StandardSave(leaves), **parts))
 
     def restore(self, result: Any) -> int:
@@ -234,6 +242,28 @@ def describe(data: Data, m: int) -> str:
             digest.update(np.ascontiguousarray(np.asarray(a)[:m]))  # pyright: ignore[reportArgumentType]
             total += int(np.asarray(a).sum()) if name == "size" else 0
     return f"{m} clients, {total} examples, digest {digest.hexdigest()}"
+
+
+def _remove_unfinished(directory: Path) -> None:
+    """Remove what was not saved to its end, by a process that was killed or on a disk that was full.
+
+    After an error in this process, orbax's threads go on writing for some milliseconds, and its own removal would fail.
+    """
+    for seconds in (0.0, 0.1, 1.0):
+        for folder in directory.glob(f"*{_UNFINISHED}"):
+            time.sleep(seconds)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_room(directory: Path, size: int) -> None:
+    """Raise OSError unless there is room for `size` bytes and their folders.
+
+    Without a folder to write to, orbax's threads wait five minutes for it before the process can end.
+    """
+    tempfile.TemporaryDirectory(suffix=_UNFINISHED, dir=directory).cleanup()
+    disk, needed = shutil.disk_usage(directory), size + _METADATA
+    if disk.total and disk.free < needed:  # some network file systems report zeros
+        raise OSError(f"it takes {needed:,} bytes, and {disk.free:,} are free")
 
 
 def _not_raised_again(record: logging.LogRecord) -> bool:
