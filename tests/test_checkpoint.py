@@ -104,7 +104,6 @@ def test_another_state_is_refused(saved, monkeypatch):
 
 
 # What orbax's threads and coroutines raise a second time when they are thrown away.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_truncated_checkpoint_is_refused(saved, tmp_path):
     """Each file cut in half or taken away: refused with its name and the way out, or not needed and the end is alike.
 
@@ -211,8 +210,6 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_leaves_checkpoints_whole(tmp_path, caplog):
     """The run ends with one error that says so, not with a hole; it goes on when there is room.
 
