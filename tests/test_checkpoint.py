@@ -103,7 +103,6 @@ def test_another_state_is_refused(saved, monkeypatch):
         restore("fedamp", keep_optimizer=True)
 
 
-# What orbax's threads and coroutines raise a second time when they are thrown away.
 def test_a_truncated_checkpoint_is_refused(saved, tmp_path):
     """Each file cut in half or taken away: refused with its name and the way out, or not needed and the end is alike.
 
