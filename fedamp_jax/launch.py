@@ -26,6 +26,9 @@ from fedamp_jax.placement import split_cpu
 GRACE = 10.0
 """Seconds that the other processes have to exit by themselves after one has failed."""
 
+FAREWELL = 2.0
+"""Seconds that a process which has failed waits for the others to fail too, before it exits."""
+
 
 def free_port() -> int:
     """Returns a TCP port of this machine that is not in use."""
@@ -63,14 +66,22 @@ def join(script: str, arguments: list[str], heartbeat: int, **cluster: Any) -> N
         runpy.run_path(script, run_name="__main__")
         return
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if status == 0:
+        if not end.code:
             return
+        if isinstance(end.code, int):
+            status = end.code
+        else:
+            print(end.code, file=sys.stderr)
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except BaseException:
         traceback.print_exc()
-    # Not sys.exit: JAX's exit handler waits until all processes are done, and they wait for this one.
+    # Most errors are those of all processes, a moment apart. Shutting down waits for the others: with the coordinator
+    # gone they would end in JAX's errors and a stack trace instead. If they have not failed, they wait for this one,
+    # hence the time limit, and not sys.exit, where JAX's exit handler would wait without one.
+    leave = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    leave.start()
+    leave.join(FAREWELL)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -92,6 +92,20 @@ def test_the_launcher_ends_what_is_left(tmp_path, monkeypatch, capfd):
     assert "process 1 ended with status 3" in capfd.readouterr().err
 
 
+def test_processes_that_fail_a_moment_apart_report_the_error_alone(tmp_path):
+    """Failed with JAX's errors and a stack trace of the later process, whose coordinator had gone."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import jax, sys, time\n"
+        "if jax.process_index() == 0:\n    sys.exit('wrong')\n"
+        "time.sleep(1)\n"
+        "sys.exit(1)\n"
+    )  # fmt: skip
+    done = run(*LAUNCH, "--processes", "2", str(script))
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if not line.startswith("process ")] == ["wrong"]
+
+
 def test_an_experiment_in_two_processes(tmp_path):
     """The whole command: as on one device, files written by the first alone. Failed when both removed checkpoints."""
     command = ["experiments/practical.py", "--quick", "--methods", "FedAMP", "--out"]
