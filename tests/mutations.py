@@ -390,6 +390,7 @@ MUTATIONS = [
     Mutation("checkpoint-without-room", "driver/checkpoint.py", "disk.free < needed", "disk.free < 0", "tests/test_checkpoint.py -k full_disk"),
     Mutation("checkpoint-removes-once", "driver/checkpoint.py", "in (0.0, 0.1, 1.0)", "in (0.0,)", "tests/test_checkpoint.py -k still_written"),
     Mutation("tracebacks", "driver/checkpoint.py", 'return not (record.exc_info and "orbax" in Path(record.pathname).parts)', "return True", "tests/test_checkpoint.py -k full_disk"),
+    Mutation("coordinator-leaves-first", "launch.py", "leave.join(FAREWELL)", "", "tests/test_processes.py -m slow -k moment_apart"),
     # Experiments that lose results, or compare what differs.
     Mutation("attention-dry-run-trains", "experiments/attention.py", "if options.dry_run is not None:", "if False:", "tests/test_dry_run.py -k 'every_experiment and attention'"),
     Mutation("dirichlet-alone", "experiments/paper_values.py", 'elif setting == "pathological":', "elif True:", "tests/test_experiments.py -k self_weights"),

@@ -63,9 +63,10 @@ def run(
         progress: show a progress bar, or a line for each evaluation where there is no terminal; a string is its label.
         checkpoint: save state and history there, and continue from the newest checkpoint found there: on the same
             device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown; a
-            checkpoint of as many rounds or more is returned without training, and with a warning if it has no
-            fingerprint. A checkpoint of other data, another `seed`, or another of the numbers here that change results
-            is refused. SIGINT and SIGTERM then finish the round and save it; a second one stops at once.
+            checkpoint of as many rounds or more is returned without training, hence with the evaluations that it has,
+            and with a warning if it has no fingerprint. A checkpoint of other data, another `seed`, or another of the
+            numbers here that change results is refused. SIGINT and SIGTERM then finish the round and save it; a second
+            one stops at once.
         placement: where the clients live (see `fedamp_jax.placement`); None: where the data are.
         state: go on from here, such as from an earlier run's `Run.state` or from `join`; it stays usable. Its rounds
             count: with `rounds=5` a state after 3 rounds is trained for 2 more, and is then, bit for bit, that of a run
