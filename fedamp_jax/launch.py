@@ -26,7 +26,7 @@ from fedamp_jax.placement import split_cpu
 GRACE = 10.0
 """Seconds that the other processes have to exit by themselves after one has failed."""
 
-FAREWELL = 2.0
+FAREWELL = 5.0
 """Seconds that a process which has failed waits for the others to fail too, before it exits."""
 
 
@@ -66,7 +66,7 @@ def join(script: str, arguments: list[str], heartbeat: int, **cluster: Any) -> N
         runpy.run_path(script, run_name="__main__")
         return
     except SystemExit as end:
-        if not end.code:
+        if end.code in (None, 0):
             return
         if isinstance(end.code, int):
             status = end.code
