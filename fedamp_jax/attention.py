@@ -227,6 +227,11 @@ def fedamp_weights(
     """
     t = server.sq_dists(models)
     if isinstance(sigma, Perplexity):
+        if slope is neg_exp:
+            # exp(-nearest / sigma) cancels. Where the others are nearly equally far away, t / sigma is in the
+            # thousands, and rounds by 0.1 % of a weight.
+            nearest = jnp.min(jnp.where(edges, t, jnp.inf), axis=1, keepdims=True)
+            t = t - jnp.where(jnp.isfinite(nearest), nearest, 0.0)
         sigma = scales(lambda sigma: slope(t, sigma), t, edges, sigma.k)
     score = slope(t, sigma)
     if self_weight is not None:

@@ -234,6 +234,8 @@ MUTATIONS = [
     Mutation("perplexity-base", "attention.py", "< jnp.log(k)", "< jnp.log2(k)", "tests/test_attention.py -k perplexity"),
     Mutation("perplexity-one-sigma", "attention.py", "jnp.where(flatter, middle, low)", "jnp.where(flatter.all(), middle, low)",
              "tests/test_attention.py -k perplexity"),
+    Mutation("perplexity-nearest", "attention.py", "t = t - jnp.where(jnp.isfinite(nearest), nearest, 0.0)", "pass",
+             "tests/test_attention.py -k perplexity"),
     Mutation("perplexity-of-identical", "attention.py", "jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)", "largest",
              "tests/test_attention.py -k perplexity"),
     Mutation("hold-out-labels", "data/holdout.py", "[y[i][r] for i, r in enumerate(rows)]", "[y[i][: len(r)] for i, r in enumerate(rows)]",

@@ -104,22 +104,17 @@ def test_perplexity(kind, k):
     models, tree = random_models(*kind)
     own = jnp.linspace(0.1, 0.5, M, dtype=jnp.float32)
     setting = {"sigma": attention.perplexity(k), "self_weight": own}
+    # The weights of t / sigma_i are as exact as t is: 1e-7 of it, and where models nearly coincide t varies by 1 %.
     xi = attention.fedamp_weights(tree, everybody(M), alpha=jnp.float32(1), **setting)
-    assert_weights_of_perplexity(xi, d2_of(models), k, own)
+    np.testing.assert_allclose(xi, oracle.perplexity_weights(d2_of(models), k, own), rtol=2e-3, atol=1e-5)
+    # Nothing is lost but the distances' own rounding. Failed where the nearest distance was left in.
+    measured = np.asarray(server.sq_dists(tree), np.float64)
+    np.testing.assert_allclose(xi, oracle.perplexity_weights(measured, k, own), rtol=5e-5, atol=1e-6)
     if kind is FAR:  # elsewhere cosines differ by less than float32 tells apart
         flat = np.stack([oracle.flatten(m) for m in models])
         flat /= np.linalg.norm(flat, axis=1, keepdims=True)
         xi = attention.heurfedamp_weights(tree, everybody(M), **setting)
-        assert_weights_of_perplexity(xi, 1 - flat @ flat.T, k, own)
-
-
-def assert_weights_of_perplexity(xi, t, k, own):
-    """Weights as exact as float32 allows. An error of 1e-6 of a distance t is one of 1e-6 t / sigma of its weight, and
-    where the distances of a row hardly differ, t / sigma is in the thousands.
-    """
-    expected, sigma = oracle.perplexity_weights(t, k, own)
-    rtol = 1e-5 + 1e-6 * t.max(axis=1, keepdims=True, initial=0, where=expected > 1e-5) / sigma[:, None]
-    np.testing.assert_array_less(np.abs(xi - expected), rtol * expected + 1e-5)
+        np.testing.assert_allclose(xi, oracle.perplexity_weights(1 - flat @ flat.T, k, own), rtol=2e-3, atol=1e-5)
 
 
 def test_perplexity_of_few_or_equal_clients():

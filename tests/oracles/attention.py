@@ -75,11 +75,10 @@ def heuristic_weights(models, *, sigma, self_weight, online=None, stale="exclude
 def perplexity_weights(t, k, self_weight):
     """Rows p_j ~ exp(-t_j / sigma_i) whose perplexity exp(-sum p log p) is k (Hinton and Roweis 2002), in float64.
 
-    t is a matrix of distances; sigma_i is found with SciPy's root finder. Returns the weights and sigma [M].
+    t is a matrix of distances; sigma_i is found with SciPy's root finder.
     """
     m = len(t)
     xi = np.diag(np.broadcast_to(self_weight, m).astype(np.float64))
-    sigma = np.empty(m)
     for i in range(m):
         others = np.delete(np.arange(m), i)
         away = t[i, others] - t[i, others].min()
@@ -94,9 +93,8 @@ def perplexity_weights(t, k, self_weight):
             return -np.sum(p * np.log(p)) - np.log(k)
 
         scale = np.log(away.max())
-        log_sigma = brentq(excess, scale - 40, scale + 12, xtol=1e-12)
-        xi[i, others], sigma[i] = row(log_sigma) * (1 - xi[i, i]), np.exp(log_sigma)
-    return xi, sigma
+        xi[i, others] = row(brentq(excess, scale - 40, scale + 12, xtol=1e-12)) * (1 - xi[i, i])
+    return xi
 
 
 def cloud(xi, models):
