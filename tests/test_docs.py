@@ -102,3 +102,10 @@ def test_links_lead_somewhere(name):
             assert (ROOT / ours[1]).exists(), target
         elif "://" not in target and not target.startswith("mailto:"):
             assert (ROOT / name).parent.joinpath(target).exists(), target
+
+
+def test_every_figure_is_shown():
+    """Failed for figures whose runs had been replaced: `tables.py --write` adds figures and removes none."""
+    text = "".join((ROOT / name).read_text() for name in ("README.md", *DOCS))
+    hidden = [path.name for path in sorted((ROOT / "docs/figures").iterdir()) if f"figures/{path.name}" not in text]
+    assert not hidden, f"delete docs/figures/{hidden}: no page shows them"
