@@ -404,6 +404,7 @@ MUTATIONS = [
     Mutation("p-of-other-clients", "experiments/result_files.py", "for key in _OF_CLIENTS)", 'for key in ("seed", "seeds"))', "tests/test_compare.py -k same_clients"),
     Mutation("paper-beside-other-labels", "experiments/paper_values.py", ' and own.get("labels", "own") == "own"', "", "tests/test_experiments.py -k papers_values_are"),
     Mutation("dirichlet-in-no-table", "experiments/result_files.py", 'row.head["experiment"] in paper_values.PAPER_SIGMA and ', "", "tests/test_tables.py -k other_settings"),
+    Mutation("width-unnamed", "experiments/tables.py", 'own.get("width", 64) != 64', "False", "tests/test_tables.py -k other_settings"),
     Mutation("validation-unnamed", "experiments/tables.py", '["validation data"] * bool(own.get("validation_fraction"))', "[]", "tests/test_tables.py -k other_settings"),
     Mutation("seeds-unchecked", "experiments/grid.py", 'check_integer("--seeds", seed, low=0)', "pass", "tests/test_experiments.py -k negative"),
     Mutation("omniglot-side-by-side", "experiments/omniglot.py", "options = dataclasses.replace(options, chunk=1)", "pass", "tests/test_dry_run.py -k omniglot_without"),

@@ -104,7 +104,8 @@ def test_tables_without_a_result_are_left_out():
     """Failed when the page of one run on digits began with five tables of the papers' values alone."""
     quick = record("a", dataset="digits", methods=(("FedAMP", 40.0),), quick=True)
     assert [line for line in page(quick).splitlines() if line.startswith("## ")] == [
-        "## Dropped clients, participation, other local training (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)",
+        "## Dropped clients, participation, a narrow model, other local training "
+        "(FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)",
         "## Runs",
     ]
     iid = record("b", "iid", methods=(("FedAMP", 99.0),))
@@ -234,11 +235,14 @@ def test_measurements_of_the_documentation_load():
 
 
 def test_other_settings_are_named():
-    """In a table of their own, with what differs. Failed when validation data were shown as BMTA of all clients.
+    """In a table of their own, with what differs.
 
-    A Dirichlet run with the paper's local steps is no run of Tables 1 to 3. It failed to appear anywhere.
+    Failed when validation data were shown as BMTA of all clients, and when a narrow ResNet18 was. A
+    Dirichlet run with the paper's local steps is no run of Tables 1 to 3. It failed to appear anywhere.
     """
     text = page(record("a", methods=(("FedAMP", 95.0),), validation_fraction=0.2, quick=True))
     assert "| method | --quick, validation data |" in text and "| FedAMP | 95.00 |" in text
     text = page(record("b", "dirichlet", methods=(("FedAMP", 91.0),), split="dirichlet", alpha=0.3, clients=30))
     assert "| method | split dirichlet, alpha 0.3, 30 clients |" in text and "| FedAMP | 91.00 |" in text
+    text = page(record("c", methods=(("FedAMP", 26.0),), model="resnet18", width=4))
+    assert "| method | resnet18 of width 4 |" in text and "| FedAMP | 26.00 |" in text

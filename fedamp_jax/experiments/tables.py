@@ -77,7 +77,8 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
     # All parts of a run, if one of them is not in the papers' tables; some experiments have their own table.
     own = ("ablation", "leads")
     groups = {k: g for k, g in groups.items() if not all(map(in_tables, g)) and g[0].head["experiment"] not in own}
-    title = "Dropped clients, participation, other local training (FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6)"
+    figures_of = "FedAMP paper, Figs. 5 to 9; PFLEGO paper, Fig. 6"
+    title = f"Dropped clients, participation, a narrow model, other local training ({figures_of})"
     out = [f"## {title}"] if groups else []
     for name, group in groups.items():
         columns = dict.fromkeys(_conditions(row.settings) for row in group)
@@ -108,6 +109,7 @@ def _conditions(own: Mapping[str, Any]) -> str:
     words += ["validation data"] * bool(own.get("validation_fraction"))
     words += [f"{own['holdout_clients']} clients held out"] if own.get("holdout_clients") else []
     words += [own["lead"]] if own.get("lead") else []
+    words += [f"{own['model']} of width {own['width']}"] if own.get("width", 64) != 64 else []
     words += [f"{run_folder.percent(own['drop_rate'])} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
