@@ -237,8 +237,8 @@ def test_measurements_of_the_documentation_load():
 def test_other_settings_are_named():
     """In a table of their own, with what differs.
 
-    Failed when validation data were shown as BMTA of all clients, and when a narrow ResNet18 was. A
-    Dirichlet run with the paper's local steps is no run of Tables 1 to 3. It failed to appear anywhere.
+    Failed when validation data were shown as BMTA of all clients, and when a narrow ResNet18 was not named.
+    A Dirichlet run with the paper's local steps is no run of Tables 1 to 3. It failed to appear anywhere.
     """
     text = page(record("a", methods=(("FedAMP", 95.0),), validation_fraction=0.2, quick=True))
     assert "| method | --quick, validation data |" in text and "| FedAMP | 95.00 |" in text

@@ -45,7 +45,7 @@ class Options(command_line.Options):
     """mlp, cnn or resnet18; auto: what suits the data set."""
     norm: Literal["batch", "group"] = "batch"
     """Normalization layers of resnet18."""
-    width: int = 64
+    width: int = paper_values.WIDTH
     """Channels of resnet18's first stage."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the layers' arithmetic; parameters and sums stay float32."""

@@ -17,6 +17,7 @@ Degree = Literal["high", "medium", "none"]
 LEARNING_RATE = 1e-3  # Adam
 EPOCHS = 10
 BATCH_SIZE = 100
+WIDTH = 64  # channels of ResNet18's first stage
 # By option. The paper does not say whether Adam's state is kept between rounds; here it is not.
 LOCAL_STEPS = {
     "optimizer": "adam", "learning_rate": LEARNING_RATE, "epochs": EPOCHS, "batch_size": BATCH_SIZE,
@@ -168,7 +169,8 @@ def sigma(setting: str, dataset: str, method: str) -> float | Literal["auto"]:
 def as_in_tables(own: Mapping[str, Any]) -> bool:
     """Whether settings are those of Tables 1 to 3: all clients in every round, with the paper's local steps."""
     everybody = own["participation"] == 1 and not own.get("holdout_clients")
-    return everybody and _usual(own, LOCAL_STEPS) and own.get("epochs_range") is None and own.get("width", 64) == 64
+    steps = _usual(own, LOCAL_STEPS) and own.get("epochs_range") is None
+    return everybody and steps and own.get("width", WIDTH) == WIDTH
 
 
 def bmta(setting: str, dataset: str, own: Mapping[str, Any]) -> dict[str, float]:

@@ -109,7 +109,8 @@ def _conditions(own: Mapping[str, Any]) -> str:
     words += ["validation data"] * bool(own.get("validation_fraction"))
     words += [f"{own['holdout_clients']} clients held out"] if own.get("holdout_clients") else []
     words += [own["lead"]] if own.get("lead") else []
-    words += [f"{own['model']} of width {own['width']}"] if own.get("width", 64) != 64 else []
+    full = own.get("width", paper_values.WIDTH) == paper_values.WIDTH
+    words += [] if full else [f"{own['model']} of width {own['width']}"]
     words += [f"{run_folder.percent(own['drop_rate'])} dropped"] * bool(own["drop_rate"])
     if own.get("epochs_range"):
         words.append("{} to {} epochs".format(*own["epochs_range"]))
