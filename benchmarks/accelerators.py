@@ -6,7 +6,7 @@ python benchmarks/accelerators.py --topology h100 h100:2
 python benchmarks/accelerators.py --topology v5e:4x4 --models cifar100-resnet18 --clients 1000
 
 Every combination of the options is a row. A TPU's compiler estimates the cycles of most instructions; these are added
-up (`fedamp_jax/placement/cost.py`), and the same estimates of a matrix product and of a stream are reported beside the
+up (`fedamp_jax/programs/cost.py`), and the same estimates of a matrix product and of a stream are reported beside the
 rows, by which they can be judged. A GPU's compiler estimates nothing; `at least` is the time of the operations at the
 published peak. Nothing is measured: ratios of two rows deserve more trust than seconds. TPUs need
 `pip install -e '.[aot]'`, GPUs `pip install -e '.[cuda]'`; neither needs a device.
@@ -27,8 +27,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fedamp_jax
-from fedamp_jax.placement import OnMesh, cost, topology
-from fedamp_jax.placement.accelerators import Accelerator, accelerator
+from fedamp_jax.placement import OnMesh, topology
+from fedamp_jax.programs import cost
+from fedamp_jax.programs.accelerators import Accelerator, accelerator
 
 Model = Literal["digits-mlp", "mnist-mlp", "mnist-cnn", "cifar100-resnet18"]
 

@@ -5,9 +5,9 @@ python benchmarks/aggregation.py --clients 100 --parameters 1663370 --local-ms 4
 
 `product` is one plain float32 matrix product `[M, M] @ [M, D]` at the same precision: the cloud models alone cannot be
 had for less. `copies` is the time in GB moved: distances and product read `W [M, D]` each, and the product writes `U`.
-`differences` is the slower way to the distances (see `fedamp_jax/distances.py`), which a TPU takes. The errors are
-those against float64 on clients that nearly coincide: of d^2, relative to the largest d^2, and of U, relative to the
-largest parameter.
+`differences` is the slower way to the distances (see `fedamp_jax/kernels/distances.py`), which a TPU takes. The errors
+are those against float64 on clients that nearly coincide: of d^2, relative to the largest d^2, and of U, relative to
+the largest parameter.
 """
 
 import dataclasses
@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from fedamp_jax import attention, distances, server
+from fedamp_jax import attention
+from fedamp_jax.engine import server
+from fedamp_jax.kernels import distances
 
 EPOCHS, STEPS = 10, 3  # of a round of the paper's practical MNIST: 10 passes over 300 examples on average
 

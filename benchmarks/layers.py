@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import optax
 import tyro
 
-from fedamp_jax.models.layers import conv_general_dilated
-from fedamp_jax.models.pooling import max_pool
+from fedamp_jax.kernels.convolution import conv_general_dilated
+from fedamp_jax.kernels.pooling import max_pool
 from fedamp_jax.models.resnet import Norm
 
 BATCH = 100

@@ -22,9 +22,10 @@ import optax
 import tyro
 
 import fedamp_jax
-from fedamp_jax import Prox, Solver, for_each_client, placement, solve, trees
+from fedamp_jax import Solver, placement, trees
 from fedamp_jax.data import from_lists
-from fedamp_jax.initial import init_clients
+from fedamp_jax.engine import Prox, for_each_client, solve
+from fedamp_jax.engine.clients import init_clients
 from fedamp_jax.types import Batch
 
 BATCH, PROX = 100, 0.01

@@ -6,9 +6,10 @@ from pathlib import Path
 from sphinx.util import logging
 
 import fedamp_jax
-from fedamp_jax import checks, clients, initial, minibatches, penalties, solver, validation
+from fedamp_jax import checks
 from fedamp_jax.algorithms import registry
 from fedamp_jax.data import partition
+from fedamp_jax.engine import server
 
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = "https://github.com/fedamp-jax/fedamp_jax"
@@ -24,7 +25,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
-exclude_patterns = ["_build", "measurements"]
+exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = "fedamp_jax"
@@ -71,9 +72,8 @@ def link_to_repository(app, docname, source):
 # --- The API reference ------------------------------------------------------------------------------------------------
 
 PUBLIC_MODULES = (
-    fedamp_jax, fedamp_jax.attention, fedamp_jax.data, fedamp_jax.metrics, fedamp_jax.models, fedamp_jax.placement,
-    fedamp_jax.server, fedamp_jax.trees, fedamp_jax.writers, checks, clients, initial, minibatches, partition,
-    penalties, registry, solver, validation,
+    fedamp_jax, fedamp_jax.analysis, fedamp_jax.attention, fedamp_jax.data, fedamp_jax.engine, fedamp_jax.models,
+    fedamp_jax.placement, fedamp_jax.trees, fedamp_jax.writers, checks, partition, registry, server,
 )  # fmt: skip
 
 

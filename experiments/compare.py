@@ -3,7 +3,7 @@
 python experiments/compare.py RUN RUN ... --out compare.html
 """
 
-from fedamp_jax.experiments.compare import main
+from fedamp_jax.runner.compare import main
 
 if __name__ == "__main__":
     main()

@@ -14,9 +14,10 @@
 (20,)
 """
 
-from fedamp_jax import algorithms, attention, data, metrics, models, placement, server, trees, writers
+from fedamp_jax import algorithms, analysis, attention, data, engine, models, placement, trees, writers
 from fedamp_jax._version import __version__
 from fedamp_jax.algorithms.apfl import apfl
+from fedamp_jax.algorithms.corrupted import corrupted
 from fedamp_jax.algorithms.ditto import ditto
 from fedamp_jax.algorithms.fedamp import attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
@@ -24,32 +25,27 @@ from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
-from fedamp_jax.algorithms.partial import fedbabu, fedper, fedrep
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
 from fedamp_jax.algorithms.scaffold import scaffold
 from fedamp_jax.algorithms.separate import separate
+from fedamp_jax.algorithms.shared_body import fedbabu, fedper, fedrep
 from fedamp_jax.attention import NegativeSelfWeightError
-from fedamp_jax.clients import for_each_client, stream
 from fedamp_jax.driver.checkpoint import Checkpoint
 from fedamp_jax.driver.estimate import estimate
 from fedamp_jax.driver.evaluation import evaluate, predict
 from fedamp_jax.driver.history import Evaluation, Run, Snapshots
-from fedamp_jax.driver.join import join
 from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.patience import Patience
 from fedamp_jax.driver.rounds import round, scan_rounds
-from fedamp_jax.faults import corrupted
-from fedamp_jax.minibatches import for_each_minibatch, full_gradient, mean_loss
+from fedamp_jax.driver.states import join
+from fedamp_jax.engine.solver import Solver
 from fedamp_jax.models import cross_entropy
-from fedamp_jax.penalties import Prox
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.saving import Saved, load, save
-from fedamp_jax.solver import Solver, solve
 from fedamp_jax.types import Algorithm, Batch, Data, Info, Metric, RoundError, Task, Variables
-from fedamp_jax.validation import cross_losses, holdout
 
 __all__ = [
     # The contract.
@@ -101,26 +97,17 @@ __all__ = [
     "scaffold",
     "separate",
     # Writing a method.
-    "Prox",
     "attentive",
     "corrupted",
     "cross_entropy",
-    "cross_losses",
-    "for_each_client",
-    "for_each_minibatch",
-    "full_gradient",
-    "holdout",
-    "mean_loss",
-    "solve",
-    "stream",
     # Modules.
     "algorithms",
+    "analysis",
     "attention",
     "data",
-    "metrics",
+    "engine",
     "models",
     "placement",
-    "server",
     "trees",
     "writers",
     "__version__",

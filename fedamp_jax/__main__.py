@@ -30,21 +30,15 @@ EXPERIMENTS = {
     "dirichlet": Experiment("Dirichlet class proportions or sizes, or shards", "dirichlet"),
     "degrees": Experiment("2, half or all of the classes per client (PFLEGO paper)", "degrees"),
     "omniglot": Experiment("50 alphabets (PFLEGO paper)", "omniglot"),
-    "ablation": Experiment("FedAMP with one decision changed at a time", "ablation"),
-    "leads": Experiment("what might explain the FedAMP paper's FedAvg on MNIST", "leads"),
-    "attention": Experiment("FedAMP with other attention weights", "attention"),
-    "faulty": Experiment("some clients send something else", "faulty"),
-    "convergence": Experiment("the convergence theorems of the FedAMP paper", "convergence"),
 }
 
-TOOLS = ("compare", "tables")
-"""Modules in `fedamp_jax.experiments`, each with a `main`, for results that are there."""
+TOOLS = ("compare",)
+"""Modules in `fedamp_jax.runner`, each with a `main`, for results that are there."""
 
 USAGE = """usage: fedamp EXPERIMENT [options]
        fedamp EXPERIMENT --help
        fedamp list                what there is: experiments, methods, data sets, models
        fedamp compare RUN RUN ... one page of several runs
-       fedamp tables RUN ...      tables of several runs
        fedamp --version
 
   fedamp practical                                  # the bundled digits, two minutes or so
@@ -70,8 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name == "list":
         print(inventory())
     elif name in TOOLS or name in EXPERIMENTS:
-        found = EXPERIMENTS.get(name, Experiment("", name))
         sys.argv = [f"fedamp {name}", *rest]
+        if name in TOOLS:
+            return importlib.import_module(f"fedamp_jax.runner.{name}").main()
+        found = EXPERIMENTS[name]
         run: Callable[..., None] = importlib.import_module(f"fedamp_jax.experiments.{found.module}").main
         run(*found.arguments)
     else:

@@ -13,8 +13,9 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from fedamp_jax import server
-from fedamp_jax.checks import at_round, check_number
+from fedamp_jax.checks import check_number
+from fedamp_jax.engine import server
+from fedamp_jax.engine.hyperparameters import at_round
 from fedamp_jax.placement.placement import ByParameters
 from fedamp_jax.types import Array, Data, Info, PyTree, RoundError, Variables
 

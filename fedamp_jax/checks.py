@@ -6,10 +6,7 @@ A value that is swept (a tracer under `vmap` or `jit`) or a schedule `round -> v
 import difflib
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.core import Tracer
 
 
@@ -135,26 +132,3 @@ def check_choice(name: str, value: Any, options: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(str(value), options, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}{hint}")
-
-
-def check_shares(participation: Any, drop_rate: Any) -> None:
-    """Checks that participation is in (0, 1] and the drop rate in [0, 1).
-
-    Raises:
-        TypeError: if one is not a number.
-        ValueError: if one is out of range.
-    """
-    for name, share in (("participation", participation), ("drop_rate", drop_rate)):
-        if isinstance(share, bool) or not isinstance(share, (int, float, np.number)):
-            raise TypeError(f"{name} must be a number, got {share!r}")
-    check_number("participation", participation, low=0, high=1)
-    if not 0 <= drop_rate < 1:
-        raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate}")
-
-
-def at_round(value: Any, k: Array) -> Array:
-    """The value of a number, tracer or schedule in round `k [] int32`, as float32."""
-    if not callable(value):
-        return jnp.asarray(value, jnp.float32)
-    with jax.numpy_dtype_promotion("standard"):  # optax's schedules mix the integer round with floats
-        return jnp.asarray(value(k), jnp.float32)

@@ -37,8 +37,8 @@ class Choices(NamedTuple):
 
     Attributes:
         convolution: the lowering of convolutions, see `fedamp_jax.models.layers`.
-        pooling: the implementation of max pooling, see `fedamp_jax.models.pooling`.
-        distances: how squared distances are computed, see `fedamp_jax.distances`.
+        pooling: the implementation of max pooling, see `fedamp_jax.kernels.pooling`.
+        distances: how squared distances are computed, see `fedamp_jax.kernels.distances`.
         together: whether clients that do not convolve are trained side by side, as many as fit into the memory.
     """
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedamp_jax._version import __version__
 from fedamp_jax.checks import check_type
-from fedamp_jax.contract import check_task
+from fedamp_jax.engine.task_checks import check_task
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Task, Variables
 

@@ -42,7 +42,7 @@ def drop_programs():
 def _eight_devices():
     """Make the devices before any test: the first one to start an experiment would else split the CPU its own way.
 
-    Not when this module is imported: a process that forks (tests/test_resume.py) must not have started JAX.
+    Not when this module is imported: a process that forks (tests/runner/test_resume.py) must not have started JAX.
     """
     jax.devices()
 
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items):
         if isinstance(entry, registry.Entry) and registry.is_slow(entry, item.originalname):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(autouse=True)

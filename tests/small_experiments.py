@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 import fedamp_jax
-from fedamp_jax.experiments import devices
 from fedamp_jax.placement import client_mesh
+from fedamp_jax.runner import machine
 
 
 def command(monkeypatch, main, *arguments):
@@ -16,7 +16,7 @@ def command(monkeypatch, main, *arguments):
     monkeypatch.setattr(sys, "argv", ["experiment.py", *map(str, arguments)])
     jax.devices()  # the tests' eight: an experiment that comes first would split the CPU by itself
     if "--devices" not in arguments:
-        monkeypatch.setattr(devices, "client_mesh", lambda devices: client_mesh(1))
+        monkeypatch.setattr(machine, "client_mesh", lambda devices: client_mesh(1))
     main()
 
 

@@ -15,7 +15,7 @@ from fedamp_jax import Placement, placement
 from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scores
 from fedamp_jax.driver.rounds import compiled_round
-from fedamp_jax.placement.memory import collectives
+from fedamp_jax.programs.memory import collectives
 from tests import registry
 from tests.registry import SIZES, initial, run_rounds, wide
 

@@ -7,8 +7,9 @@ import optax
 import pytest
 
 import fedamp_jax
-from fedamp_jax import Solver, attention, server
+from fedamp_jax import Solver, attention
 from fedamp_jax.algorithms.fedamp import ALPHA
+from fedamp_jax.engine import server
 from tests.oracles import attention as oracle
 from tests.registry import federation, run_rounds, tiny_task
 

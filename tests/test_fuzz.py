@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedamp_jax
-from fedamp_jax import Participation, Placement, Solver, data, metrics
+from fedamp_jax import Participation, Placement, Solver, analysis, data
 from fedamp_jax.data import partition
 from fedamp_jax.driver import checkpoint
-from fedamp_jax.experiments import report, run_page
+from fedamp_jax.report import files, run_page
 from tests.registry import CLASSES, FEATURES, tiny_task
 
 CASES = {"ci": 1, "nightly": 12}[os.environ.get("HYPOTHESIS_PROFILE", "ci")]
@@ -224,13 +224,13 @@ def test_metrics(seed, rounds, m, value, k):
     if table.size and xi.size:
         table[0, 0] = xi[-1, 0] = value
     with np.errstate(over="ignore"):
-        attempt(lambda: metrics.bmta(table), "accuracy")
-        attempt(lambda: metrics.accuracy_summary(table), "accuracy", "rounds")
+        attempt(lambda: analysis.bmta(table), "accuracy")
+        attempt(lambda: analysis.accuracy_summary(table), "accuracy", "rounds")
         if rounds > 1:
-            attempt(lambda: metrics.wilcoxon(table[0], table[1]), "a ", "b ")
-        attempt(lambda: metrics.in_group_weight(xi, groups), "xi", "groups")
-        attempt(lambda: metrics.group_recovery(xi, groups), "xi", "groups")
-        attempt(lambda: metrics.groups_from_xi(xi, k), "xi", "k ")
+            attempt(lambda: analysis.wilcoxon(table[0], table[1]), "a ", "b ")
+        attempt(lambda: analysis.in_group_weight(xi, groups), "xi", "groups")
+        attempt(lambda: analysis.group_recovery(xi, groups), "xi", "groups")
+        attempt(lambda: analysis.groups_from_xi(xi, k), "xi", "k ")
 
 
 @cases(10)
@@ -255,13 +255,13 @@ def data_of(m):
 def test_reports(accuracies, text):
     """Methods and commands of any characters, none of which becomes HTML. Failed without escaping."""
     own = {"loss": [np.nan], "rejected": {text: 1}}
-    methods = {name: {**metrics.accuracy_summary([a], [1]), **own} for name, a in accuracies.items()}
+    methods = {name: {**analysis.accuracy_summary([a], [1]), **own} for name, a in accuracies.items()}
     said = dict.fromkeys(["experiment", "created", "command", "device"], text)
     results = {**said, "dataset": "<x>", "settings": {text: text}, "versions": {}, "clients": 3, "rounds": 1,
-               "methods": methods, "wilcoxon": metrics.wilcoxon_table(accuracies)}  # fmt: skip
+               "methods": methods, "wilcoxon": analysis.wilcoxon_table(accuracies)}  # fmt: skip
     page = run_page.html(results)
     assert "<x>" not in page and page.partition("<script")[0].count("<title>") == 1
-    assert len(report.history_rows(results)) == len(methods)
+    assert len(files.history_rows(results)) == len(methods)
 
 
 M, N = 4, 6

@@ -12,7 +12,8 @@ import optax
 import pytest
 
 import fedamp_jax
-from fedamp_jax import Solver, Task, Variables, server, trees
+from fedamp_jax import Solver, Task, Variables, trees
+from fedamp_jax.engine import server
 from tests.registry import federation, run_rounds, tiny_task
 
 KEY = jax.random.key(4)

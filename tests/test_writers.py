@@ -12,7 +12,9 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Checkpoint, writers
-from fedamp_jax.experiments import command_line, fedamp_paper, live, report, run_folder, train
+from fedamp_jax.experiments import fedamp_paper
+from fedamp_jax.report import files, report
+from fedamp_jax.runner import live, options, provenance, train
 from tests.registry import federation, find, make
 from tests.small_experiments import command, read
 
@@ -184,7 +186,7 @@ def test_a_package_that_is_missing(extra, name, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message):
         writers.package(extra)
     with pytest.raises(ValueError, match=message):
-        command_line.check(command_line.Options(rounds=1, log=(extra,)))
+        options.check(options.Options(rounds=1, log=(extra,)))
 
 
 # --- experiments ------------------------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def test_an_experiment_writes_while_it_trains(tmp_path, monkeypatch):
     """
     fails, observer = Fails(3), train.observer
     monkeypatch.setattr(train, "observer", lambda groups: lambda seen: fails(seen) or observer(groups)(seen))
-    written = report.write_history
+    written = files.write_history
     grown = []
     monkeypatch.setattr(report, "write_history", lambda *given: grown.append(rows(given[1])) or written(*given))
     given = ["--quick", "--methods", "Separate", "FedAMP", "--log", "tensorboard", "--checkpoint-every", 1]
@@ -229,4 +231,4 @@ def test_a_wandb_run_of_an_experiment(tmp_path, monkeypatch):
     one, again, other = asked
     assert one == again and one["id"] != other["id"] and one["resume"] == "allow"
     assert other["name"] == f"{tmp_path.name} Separate" and other["config"]["method"] == "Separate"
-    assert one["config"].keys() == {"method", *run_folder.settings_of(options)}
+    assert one["config"].keys() == {"method", *provenance.settings_of(options)}

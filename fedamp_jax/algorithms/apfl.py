@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from fedamp_jax import trees
-from fedamp_jax.checks import at_round, check_number
-from fedamp_jax.clients import for_each_client, per_client
-from fedamp_jax.initial import init_model
-from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.solver import Solver, check_parts, solve
+from fedamp_jax.checks import check_number
+from fedamp_jax.engine.clients import for_each_client, init_model
+from fedamp_jax.engine.hyperparameters import at_round, per_client
+from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
+from fedamp_jax.engine.solver import Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 

@@ -1,5 +1,6 @@
 """FedAMP (Huang et al., AAAI 2021), and Algorithm 1 for any attention: weights, mix, solve, reject what diverged."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -7,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax import attention, server
-from fedamp_jax.checks import at_round, check_choice, check_number
-from fedamp_jax.clients import for_each_client, per_client
-from fedamp_jax.initial import init_clients
-from fedamp_jax.penalties import Penalty, Prox
-from fedamp_jax.solver import Local, Solver, check_parts, solve
+from fedamp_jax import attention
+from fedamp_jax.checks import check_choice, check_number
+from fedamp_jax.engine import server
+from fedamp_jax.engine.clients import for_each_client, init_clients
+from fedamp_jax.engine.hyperparameters import at_round, per_client
+from fedamp_jax.engine.solver import Local, Penalty, Prox, Solver, check_parts, solve
+from fedamp_jax.placement.placement import Placement
 from fedamp_jax.trees import broadcast_like, check_float32
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
 
@@ -80,7 +82,8 @@ def attentive(
         ValueError, TypeError: if an argument is out of range or of the wrong kind.
 
     >>> import jax.numpy as jnp, optax, fedamp_jax
-    >>> from fedamp_jax import attention, server
+    >>> from fedamp_jax import attention
+    >>> from fedamp_jax.engine import server
     >>> def nearest(models, edges, k, data):
     ...     return attention.normalize(-server.sq_dists(models), edges, jnp.float32(0.5))
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
@@ -200,3 +203,13 @@ def fedamp(
 
     explain = attention.explain if self_weight is None or attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, penalty=proximal(alpha, lam), explain=explain, **shared)
+
+
+def distances(state: FedAMPState, data: Data) -> jax.Array:
+    """Squared distances between the clients' models, `[M, M]`."""
+    return data.placement.call(_distances, (data.placement,), state.clients.variables.params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _distances(place: Placement, params: Any) -> jax.Array:
+    return place.replicate(place.program(lambda params: server.sq_dists(place.by_parameters(params)))(params))

@@ -3,12 +3,12 @@
 from typing import Any
 
 from fedamp_jax.algorithms.fine_tuned import tune
-from fedamp_jax.algorithms.partial import Phase, mask_of, shared_body
+from fedamp_jax.algorithms.shared_body import Phase, mask_of, shared_body
 from fedamp_jax.checks import check_number
-from fedamp_jax.solver import Solver
+from fedamp_jax.engine.solver import Solver
+from fedamp_jax.engine.validation import holdout
 from fedamp_jax.trees import head_mask
 from fedamp_jax.types import Algorithm, Task
-from fedamp_jax.validation import holdout
 
 
 def fedrecon(

@@ -7,9 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_type
-from fedamp_jax.clients import at_home, for_each_client
-from fedamp_jax.penalties import Penalty
-from fedamp_jax.solver import Local, Solver, check_parts, solve
+from fedamp_jax.engine.clients import at_home, for_each_client
+from fedamp_jax.engine.solver import Local, Penalty, Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
@@ -76,7 +75,7 @@ def fine_tuned(
     check_type("base", base, Algorithm, "such as fedavg(task, solver)")
     if penalty is not None and not callable(penalty):
         raise TypeError(
-            "penalty must be a function (start, k) -> Penalty, such as lambda start, k: fedamp_jax.Prox(start, 0.01), "
+            "penalty must be a function (start, k) -> Penalty, such as lambda start, k: engine.Prox(start, 0.01), "
             f"got {penalty!r}"
         )
 

@@ -4,9 +4,8 @@ from typing import Any, Unpack
 
 from fedamp_jax import attention
 from fedamp_jax.algorithms.fedamp import ALPHA, Shared, attentive, proximal
-from fedamp_jax.checks import at_round
-from fedamp_jax.clients import per_client
-from fedamp_jax.solver import Solver
+from fedamp_jax.engine.hyperparameters import at_round, per_client
+from fedamp_jax.engine.solver import Solver
 from fedamp_jax.types import Algorithm, Task
 
 

@@ -1,18 +1,18 @@
 """pFedGraph (Ye et al., ICML 2023): a collaboration graph inferred from how the models moved."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from optax.projections import projection_simplex
 
-from fedamp_jax import server
 from fedamp_jax.algorithms.fedamp import attentive
 from fedamp_jax.attention import Memory
-from fedamp_jax.checks import at_round, check_number
-from fedamp_jax.penalties import Alignment
-from fedamp_jax.solver import Solver
-from fedamp_jax.types import Algorithm, Task
+from fedamp_jax.checks import check_number
+from fedamp_jax.engine import server
+from fedamp_jax.engine.hyperparameters import at_round
+from fedamp_jax.engine.solver import Solver
+from fedamp_jax.types import Algorithm, Array, PyTree, Task
 
 _FAR = -1e9  # a score that the projection never gives any weight
 
@@ -74,3 +74,24 @@ def pfedgraph(
 
     memory = Memory(lambda start: jax.tree.map(lambda a: a[0], start.params))
     return attentive(task, solver, graph, memory=memory, penalty=penalty, stats=stats)
+
+
+class Alignment(NamedTuple):
+    """The penalty `-weight * cos(w, center)`, whose gradient is zero where one of them is zero.
+
+    Attributes:
+        center: a tree like the parameters.
+        weight: `[]` float32.
+    """
+
+    center: PyTree
+    weight: Array
+
+    def gradient(self, params: PyTree) -> PyTree:
+        """`-weight * (u / (|w| |u|) - cos(w, u) w / |w|^2)`."""
+        dot = lambda a, b: sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)))  # noqa: E731
+        ww, uu, wu = dot(params, params), dot(self.center, self.center), dot(params, self.center)
+        defined = ww * uu > 0
+        inverse = jnp.where(defined, jax.lax.rsqrt(jnp.where(defined, ww * uu, 1.0)), 0.0)
+        along = wu * inverse / jnp.where(defined, ww, 1.0)
+        return jax.tree.map(lambda w, u: -self.weight * (inverse * u - along * w), params, self.center)

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedamp_jax.checks import at_round, check_integer, check_number
-from fedamp_jax.clients import for_each_client
-from fedamp_jax.initial import init_model
-from fedamp_jax.minibatches import for_each_minibatch
-from fedamp_jax.penalties import Prox
-from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.solver import Solver, check_parts, solve
+from fedamp_jax.checks import check_integer, check_number
+from fedamp_jax.engine.clients import for_each_client, init_model
+from fedamp_jax.engine.hyperparameters import at_round
+from fedamp_jax.engine.minibatches import for_each_minibatch
+from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
+from fedamp_jax.engine.solver import Prox, Solver, check_parts, solve
 from fedamp_jax.trees import broadcast, broadcast_like
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 

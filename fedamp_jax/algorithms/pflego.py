@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax.algorithms.partial import BodyState, assemble, init_body
-from fedamp_jax.checks import at_round, check_number
-from fedamp_jax.clients import for_each_client
-from fedamp_jax.minibatches import for_each_minibatch, full_gradient, share_of
-from fedamp_jax.placement.programs import repeat
-from fedamp_jax.server import sample_weights, statistics_of_newcomers, statistics_policy
-from fedamp_jax.solver import Solver, check_parts
+from fedamp_jax.algorithms.shared_body import BodyState, assemble, init_body
+from fedamp_jax.checks import check_number
+from fedamp_jax.engine.clients import for_each_client
+from fedamp_jax.engine.hyperparameters import at_round
+from fedamp_jax.engine.minibatches import for_each_minibatch, full_gradient, share_of
+from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy
+from fedamp_jax.engine.solver import Solver, check_parts
+from fedamp_jax.programs.jaxpr import repeat
 from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, take, where
 from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variables
 

@@ -17,14 +17,14 @@ from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
-from fedamp_jax.algorithms.partial import fedbabu, fedper, fedrep
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
 from fedamp_jax.algorithms.scaffold import scaffold
 from fedamp_jax.algorithms.separate import separate
+from fedamp_jax.algorithms.shared_body import fedbabu, fedper, fedrep
 from fedamp_jax.attention import Perplexity
-from fedamp_jax.solver import Solver
+from fedamp_jax.engine.solver import Solver
 from fedamp_jax.types import Algorithm, Task
 
 

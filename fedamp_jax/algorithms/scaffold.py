@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax.checks import at_round, check_choice, check_number
-from fedamp_jax.clients import for_each_client, stream
-from fedamp_jax.initial import init_model
-from fedamp_jax.minibatches import full_gradient
-from fedamp_jax.server import statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.solver import Solver, check_parts, solve
+from fedamp_jax.checks import check_choice, check_number
+from fedamp_jax.engine.clients import for_each_client, init_model, stream
+from fedamp_jax.engine.hyperparameters import at_round
+from fedamp_jax.engine.minibatches import full_gradient
+from fedamp_jax.engine.server import statistics_of_newcomers, statistics_policy, weighted_mean
+from fedamp_jax.engine.solver import Solver, check_parts, solve
 from fedamp_jax.trees import broadcast, broadcast_like
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 

@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedamp_jax.clients import for_each_client
-from fedamp_jax.initial import init_clients
-from fedamp_jax.solver import Local, Solver, check_parts, solve
+from fedamp_jax.engine.clients import for_each_client, init_clients
+from fedamp_jax.engine.solver import Local, Solver, check_parts, solve
 from fedamp_jax.types import Algorithm, Array, Task
 
 

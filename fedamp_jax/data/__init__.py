@@ -13,10 +13,9 @@ There are three steps, and each can be replaced by your own code:
 """
 
 from fedamp_jax.data import partition
-from fedamp_jax.data.concatenation import concatenate
+from fedamp_jax.data.checks import check_pair
 from fedamp_jax.data.federations import SETTINGS, Federation, balanced, federation, small
-from fedamp_jax.data.holdout import hold_out
-from fedamp_jax.data.pair import check_pair
+from fedamp_jax.data.select import concatenate, hold_out
 from fedamp_jax.data.sources import NAMES, Omniglot, Source, load
 from fedamp_jax.data.stack import from_indices, from_lists, from_table
 

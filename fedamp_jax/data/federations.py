@@ -8,7 +8,7 @@ import numpy as np
 
 from fedamp_jax.checks import check_choice, check_integer
 from fedamp_jax.data import partition
-from fedamp_jax.data.pair import check_pair
+from fedamp_jax.data.checks import check_pair
 from fedamp_jax.data.sources import Source, load
 from fedamp_jax.data.stack import from_indices
 from fedamp_jax.types import Data

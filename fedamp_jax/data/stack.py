@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedamp_jax.data import partition
-from fedamp_jax.data.examples import INT32_MAX, Examples, are_targets, check_alike, check_examples, is_empty, is_tree
+from fedamp_jax.data.checks import INT32_MAX, Examples, are_targets, check_alike, check_examples, is_empty, is_tree
 from fedamp_jax.types import Array, Data
 
 Name = Callable[[int], str]

@@ -10,11 +10,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedamp_jax.checks import check_choice
-from fedamp_jax.contract import check_task, check_task_fits
 from fedamp_jax.driver.rounds import check_not_donated, fitted
-from fedamp_jax.minibatches import take_batch
-from fedamp_jax.placement.jitted import Jitted
+from fedamp_jax.engine.minibatches import take_batch
+from fedamp_jax.engine.task_checks import check_task, check_task_fits
 from fedamp_jax.placement.placement import is_spread
+from fedamp_jax.programs.jitted import Jitted
 from fedamp_jax.trees import per_client
 from fedamp_jax.types import Algorithm, Array, Batch, Data, Task, Variables
 

@@ -10,18 +10,18 @@ import jax
 import numpy as np
 
 from fedamp_jax.checks import check_integer, check_type
-from fedamp_jax.contract import check_loss_fits, check_task, check_task_fits
 from fedamp_jax.driver import history, patience
 from fedamp_jax.driver import progress as progress_shown
 from fedamp_jax.driver.checkpoint import Checkpoint, describe, opened
-from fedamp_jax.driver.continued import continued
 from fedamp_jax.driver.evaluation import personal_models, personal_scores
 from fedamp_jax.driver.history import Evaluation, Observer, Run, Snapshots
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.rounds import round, round_keys
 from fedamp_jax.driver.signals import StopOnSignal, Stopped
-from fedamp_jax.placement import memory
+from fedamp_jax.driver.states import continued
+from fedamp_jax.engine.task_checks import check_loss_fits, check_task, check_task_fits
 from fedamp_jax.placement.placement import Placement
+from fedamp_jax.programs import memory
 from fedamp_jax.types import Algorithm, Array, Data, Task
 
 

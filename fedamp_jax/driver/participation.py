@@ -1,13 +1,13 @@
 """Who takes part in a round."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax.checks import check_shares
+from fedamp_jax.checks import check_number
 from fedamp_jax.types import Array, Data
 
 
@@ -62,3 +62,18 @@ def _online(clients: int, staying: int, key: Array, data: Data) -> Array:
     drawn = jnp.argsort(jax.random.permutation(key, clients)) < staying
     drawn = drawn[jnp.argsort(jnp.argsort(data.id[:clients]))]
     return data.online & jnp.pad(drawn, (0, len(data.online) - clients))
+
+
+def check_shares(participation: Any, drop_rate: Any) -> None:
+    """Checks that participation is in (0, 1] and the drop rate in [0, 1).
+
+    Raises:
+        TypeError: if one is not a number.
+        ValueError: if one is out of range.
+    """
+    for name, share in (("participation", participation), ("drop_rate", drop_rate)):
+        if isinstance(share, bool) or not isinstance(share, (int, float, np.number)):
+            raise TypeError(f"{name} must be a number, got {share!r}")
+    check_number("participation", participation, low=0, high=1)
+    if not 0 <= drop_rate < 1:
+        raise ValueError(f"drop_rate must be in [0, 1), got {drop_rate}")

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fedamp_jax.driver.participation import Participation
-from fedamp_jax.placement import memory
-from fedamp_jax.placement.jitted import Jitted
 from fedamp_jax.placement.placement import Placement
-from fedamp_jax.placement.programs import most_together
+from fedamp_jax.programs import memory
+from fedamp_jax.programs.jaxpr import most_together
+from fedamp_jax.programs.jitted import Jitted
 from fedamp_jax.types import Algorithm, Array, Data, Info
 
 

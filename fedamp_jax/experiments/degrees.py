@@ -19,10 +19,12 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Task
 from fedamp_jax.checks import check_integer
 from fedamp_jax.data import Federation, check_pair, from_indices, from_lists, partition
-from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, pflego_paper, run_folder
+from fedamp_jax.experiments import paper_values, pflego_paper
 from fedamp_jax.experiments.paper_values import Degree
-from fedamp_jax.experiments.schema import RunResults
-from fedamp_jax.experiments.train import participation, train_methods
+from fedamp_jax.report.schema import RunResults
+from fedamp_jax.runner import command_line, cost, experiment, grid, messages, run_folder
+from fedamp_jax.runner.options import participation
+from fedamp_jax.runner.train import train_methods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ def variants_of(command: Command) -> list[grid.Variant]:
         one = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
         options = Options(**{**one, "degree": degree, "participation": share, "clients": clients})
         titles = [paper_values.DEGREES[degree]] * (len(command.degrees) > 1)
-        titles += [f"{run_folder.percent(share)} invited"] * (len(command.participation) > 1)
+        titles += [f"{messages.percent(share)} invited"] * (len(command.participation) > 1)
         finished = pflego_paper.finish(options, 100 if command.dataset == "digits" else paper_values.PFLEGO_ROUNDS)
         participation(finished, clients)
         variants.append(grid.Variant(", ".join(titles), finished))
@@ -72,7 +74,7 @@ def variants_of(command: Command) -> list[grid.Variant]:
 
 def make_federation(options: Options) -> Federation:
     """The clients of one degree."""
-    source = dry_run.source(options)
+    source = experiment.source_of(options)
     assert options.clients is not None  # `variants_of` has set the clients
     held = {"high": 2, "medium": source.classes // 2, "none": source.classes}[options.degree]
     part = partition.degrees(source.y_train, source.y_test, options.clients, held, seed=options.seed)
@@ -116,5 +118,5 @@ def main() -> None:
         variants = variants_of(command)
         if command.dry_run is not None:
             federation, _, algorithms = prepare(variants[0].options)
-            return dry_run.show(variants[0].options, federation, algorithms)
+            return cost.show(variants[0].options, federation, algorithms)
         grid.run("degrees", variants, command.seeds, folder, execute)

@@ -12,7 +12,8 @@ import dataclasses
 from typing import Literal
 
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.experiments import command_line, fedamp_paper
+from fedamp_jax.experiments import fedamp_paper
+from fedamp_jax.runner import command_line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,12 @@ from fedamp_jax.attention import Perplexity, perplexity
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data import Federation, Source
 from fedamp_jax.data.federations import clients_of, part
-from fedamp_jax.experiments import command_line, dry_run, grid, newcomers, paper_values, report, run_folder
-from fedamp_jax.experiments.schema import RunResults
-from fedamp_jax.experiments.sweep import sweep_sigma
-from fedamp_jax.experiments.train import participation, train_methods
+from fedamp_jax.experiments import paper_values
+from fedamp_jax.report.schema import RunResults
+from fedamp_jax.runner import command_line, cost, grid, messages, newcomers, run_folder
+from fedamp_jax.runner.experiment import source_of
+from fedamp_jax.runner.options import CommonOptions, check, participation
+from fedamp_jax.runner.train import train_methods
 
 QUICK_METHODS = ("Separate", "FedAvg", "FedAMP", "HeurFedAMP")
 """What --quick trains unless --methods names others."""
@@ -36,7 +38,7 @@ EXAMPLES = """\
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(command_line.Options):
+class Options(CommonOptions):
     """The settings of one run."""
 
     dataset: Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10", "cifar100"] = "digits"
@@ -77,8 +79,6 @@ class Options(command_line.Options):
     """Share of the training data to judge by, in place of test data."""
     holdout_clients: int = 0
     """Clients that do not train, and join afterwards."""
-    sigma_sweep: bool = False
-    """Also train FedAMP and HeurFedAMP with every sigma of the paper's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +142,13 @@ def finish(options: AnyOptions, setting: str) -> AnyOptions:
         sigma=options.sigma or paper_values.sigma(setting, options.dataset, "FedAMP"),
         heur_sigma=options.heur_sigma or paper_values.sigma(setting, options.dataset, "HeurFedAMP"),
     )  # fmt: skip
-    command_line.check(options)
+    check(options)
     return options
 
 
 def load(options: Options, setting: str, source: Source | None = None) -> Federation:
     """The clients, in an order that gives every device a similar amount of work; `source` in place of the data set."""
-    source = source or dry_run.source(options)
+    source = source or source_of(options)
     own = {name: value for name, value in vars(options).items() if name in ("alpha", "clients")}
     clients = fedamp_jax.data.federation(options.dataset, setting, seed=options.seed, source=source, **own)
     if options.quick:
@@ -156,7 +156,7 @@ def load(options: Options, setting: str, source: Source | None = None) -> Federa
         m, everybody, most = len(some.train.size), len(clients.train.size), int(some.train.size.max())
         narrow = f", --width {options.width}" * (options.model == "resnet18")
         text = f"--quick: {m} of {everybody} clients, at most {most} examples of each{narrow}; accuracies say little"
-        run_folder.console.print(text, highlight=False, soft_wrap=True)
+        messages.console.print(text, highlight=False, soft_wrap=True)
         clients = some
     return judged(options, fedamp_jax.data.balanced(clients))
 
@@ -172,7 +172,7 @@ def judged(options: Options, federation: Federation) -> Federation:
     if (single := size < 2).any() and not single.all():
         listed = ", ".join(map(str, np.sort(ids[single])))
         text = f"--validation-fraction leaves out clients with one training example: {listed}"
-        run_folder.console.print(text, highlight=False, soft_wrap=True)
+        messages.console.print(text, highlight=False, soft_wrap=True)
         federation = part(federation, ~single)
     train, validation = fedamp_jax.data.hold_out(federation.train, options.validation_fraction, seed=options.seed)
     return federation._replace(train=train, test=validation)
@@ -243,12 +243,10 @@ def run_setting(experiment: str, setting: str, command: Command, options: type[O
         options: the class of a single run's options, of which `command` has all fields.
         folder: for the results.
     """
-    if command.sigma_sweep and len(command.seeds) > 1:
-        raise ValueError("--sigma-sweep is for a single seed: leave it out, or give --seed instead of --seeds")
     variants = variants_of(command, setting, options)
     if command.dry_run is not None:
         federation, _, algorithms, _ = prepare(setting, variants[0].options)
-        return dry_run.show(variants[0].options, federation, algorithms)
+        return cost.show(variants[0].options, federation, algorithms)
     grid.run(experiment, variants, command.seeds, folder, functools.partial(execute, experiment, setting))
 
 
@@ -257,8 +255,8 @@ def variants_of(command: Command, setting: str, kind: type[Options] = Options) -
     variants = []
     for share, dropped in itertools.product(command.participation, command.drop_rate):
         one = {f.name: getattr(command, f.name) for f in dataclasses.fields(kind)}
-        titles = [f"{run_folder.percent(share)} invited"] * (len(command.participation) > 1)
-        titles += [f"{run_folder.percent(dropped)} dropped"] * (len(command.drop_rate) > 1)
+        titles = [f"{messages.percent(share)} invited"] * (len(command.participation) > 1)
+        titles += [f"{messages.percent(dropped)} dropped"] * (len(command.drop_rate) > 1)
         options = kind(**{**one, "participation": share, "drop_rate": dropped})
         if options.quick and options.methods == ("all",):
             options = dataclasses.replace(options, methods=QUICK_METHODS)
@@ -293,9 +291,5 @@ def execute(experiment: str, setting: str, options: Options, folder: Path) -> Ru
     results = train_methods(
         experiment, options, folder, federation, task, algorithms, paper, sigmas=sigmas, newcomers=later
     )  # fmt: skip
-    sweep = None
-    if options.sigma_sweep:
-        sweep = sweep_sigma(setting, options, federation, task, make_solver(options))
-        report.write_json(sweep, folder / "sigma_sweep.json")
-    run_folder.write_files(results, folder, sweep)
+    run_folder.write_files(results, folder)
     return results

@@ -26,9 +26,11 @@ import numpy as np
 import fedamp_jax
 from fedamp_jax import Algorithm, Task
 from fedamp_jax.data import Federation, Omniglot, Source, check_pair, from_lists, partition
-from fedamp_jax.experiments import command_line, dry_run, grid, paper_values, pflego_paper, run_folder
-from fedamp_jax.experiments.schema import RunResults
-from fedamp_jax.experiments.train import participation, train_methods
+from fedamp_jax.experiments import paper_values, pflego_paper
+from fedamp_jax.report.schema import RunResults
+from fedamp_jax.runner import command_line, cost, experiment, grid, messages, run_folder
+from fedamp_jax.runner.options import participation
+from fedamp_jax.runner.train import train_methods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,7 @@ def digits_substitute(source: Source, seed: int) -> Federation:
 
 def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
     """The clients, the model, and every method by its name."""
-    source = dry_run.source(options, Source if options.dataset == "digits" else Omniglot)
+    source = experiment.source_of(options, Source if options.dataset == "digits" else Omniglot)
     if isinstance(source, Omniglot):
         federation = alphabets(source, options.rotations or "train", options.seed)
         model = fedamp_jax.models.omniglot_cnn
@@ -128,7 +130,7 @@ def variants_of(command: Command) -> list[grid.Variant]:
             # The activations of a full batch of 3,300 drawings take gigabytes, and a CPU does not say what it has.
             options = dataclasses.replace(options, chunk=1)
         participation(options, 20 if digits else 50)
-        title = f"{run_folder.percent(share)} invited" if len(command.participation) > 1 else ""
+        title = f"{messages.percent(share)} invited" if len(command.participation) > 1 else ""
         variants.append(grid.Variant(title, options))
     return variants
 
@@ -139,5 +141,5 @@ def main() -> None:
         variants = variants_of(command)
         if command.dry_run is not None:
             federation, _, algorithms = prepare(variants[0].options)
-            return dry_run.show(variants[0].options, federation, algorithms)
+            return cost.show(variants[0].options, federation, algorithms)
         grid.run("omniglot", variants, command.seeds, folder, execute)

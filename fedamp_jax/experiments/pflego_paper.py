@@ -26,11 +26,13 @@ import jax.numpy as jnp
 import optax
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Data, Solver, Task, Variables, for_each_client
+from fedamp_jax import Algorithm, Data, Solver, Task, Variables
 from fedamp_jax.algorithms.pflego import head_steps
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.clients import at_home
-from fedamp_jax.experiments import command_line, paper_values
+from fedamp_jax.engine import for_each_client
+from fedamp_jax.engine.clients import at_home
+from fedamp_jax.experiments import paper_values
+from fedamp_jax.runner.options import CommonOptions, check
 from fedamp_jax.trees import head_mask
 
 _FULL = 1 << 30  # batch size: all examples of a client
@@ -38,7 +40,7 @@ _BLOCK = 256  # examples that PFLEGO processes at once; affects memory only
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(command_line.Options):
+class Options(CommonOptions):
     """The settings of one run."""
 
     tau: int = paper_values.TAU
@@ -72,7 +74,7 @@ def finish(options: AnyOptions, rounds: int) -> AnyOptions:
     check_number("--client-rate", options.client_rate, low=0)
     check_number("--server-rate", options.server_rate, low=0)
     options = dataclasses.replace(options, rounds=rounds, tau=tau, evaluate_every=every)
-    command_line.check(options)
+    check(options)
     return options
 
 

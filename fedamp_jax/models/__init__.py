@@ -4,11 +4,11 @@ the metrics that belong to them.
 
 from fedamp_jax.models.convolutional import cifar_cnn, cnn
 from fedamp_jax.models.losses import binary_cross_entropy, cross_entropy, multi_label, squared_error
+from fedamp_jax.models.metrics import BINARY_ACCURACY, EXACT_MATCH, LABEL_ACCURACY, MAE, MSE
 from fedamp_jax.models.nnx import from_nnx
 from fedamp_jax.models.omniglot import omniglot_cnn
 from fedamp_jax.models.perceptron import mlp
 from fedamp_jax.models.resnet import resnet18
-from fedamp_jax.models.scores import BINARY_ACCURACY, EXACT_MATCH, LABEL_ACCURACY, MAE, MSE
 from fedamp_jax.models.task import Classifier, from_linen
 from fedamp_jax.types import ACCURACY
 

@@ -8,7 +8,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_choice, check_integer
-from fedamp_jax.models.layers import LOWERINGS, as_image, check_image, conv
+from fedamp_jax.kernels.convolution import LOWERINGS
+from fedamp_jax.models.layers import as_image, check_image, conv
 from fedamp_jax.models.normalization import BatchNorm, GroupNorm
 from fedamp_jax.models.task import Classifier, from_linen
 from fedamp_jax.types import Array, Task

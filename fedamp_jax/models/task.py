@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedamp_jax.checks import check_type
 from fedamp_jax.models.inputs import Inputs, keep_rows, to_float
 from fedamp_jax.models.losses import cross_entropy
-from fedamp_jax.models.scores import metrics_of
+from fedamp_jax.models.metrics import metrics_of
 from fedamp_jax.types import Array, Batch, Metric, PyTree, Task, Variables
 
 

@@ -20,9 +20,9 @@ from jax.interpreters import mlir
 from jax.sharding import SingleDeviceSharding
 
 from fedamp_jax.checks import check_type
-from fedamp_jax.placement import memory
 from fedamp_jax.placement.placement import ByParameters, D, Placement, is_spread
-from fedamp_jax.placement.programs import OneClient, array_bytes, peak
+from fedamp_jax.programs import memory
+from fedamp_jax.programs.jaxpr import OneClient, array_bytes, peak
 
 BLOCK_BYTES = 1 << 28
 """So much of all clients' parameters is sent at once to be mixed or compared."""

@@ -22,9 +22,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedamp_jax.checks import check_integer, check_type
-from fedamp_jax.placement.jitted import Jitted
 from fedamp_jax.placement.placement import ByParameters, D, Placement, in_chunks
-from fedamp_jax.placement.programs import OneClient
+from fedamp_jax.programs.jaxpr import OneClient
+from fedamp_jax.programs.jitted import Jitted
 
 AXIS = "clients"
 """The mesh axis that the clients are spread over."""

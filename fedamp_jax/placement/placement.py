@@ -24,8 +24,8 @@ from jax.sharding import NamedSharding
 
 from fedamp_jax import platforms
 from fedamp_jax.checks import check_integer
-from fedamp_jax.placement import cost, memory
-from fedamp_jax.placement.programs import OneClient, repeat, together
+from fedamp_jax.programs import cost, memory
+from fedamp_jax.programs.jaxpr import OneClient, repeat, together
 
 D = TypeVar("D", bound=Any)
 """`fedamp_jax.Data`, whose definition holds a placement."""

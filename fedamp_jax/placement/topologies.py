@@ -8,8 +8,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from fedamp_jax.placement.accelerators import ACCELERATORS
 from fedamp_jax.placement.mesh import AXIS
+from fedamp_jax.programs.accelerators import ACCELERATORS
 
 # What XLA's GPU backend wants to know of a device that it cannot ask.
 _H100 = """

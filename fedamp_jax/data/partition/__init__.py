@@ -6,9 +6,10 @@ change the training sets.
 """
 
 from fedamp_jax.data.partition.base import Partition
-from fedamp_jax.data.partition.classes import degrees, dirichlet, iid, pathological, quantity_skew, relabel, shards
-from fedamp_jax.data.partition.given import by_name, match_names, natural, omniglot
+from fedamp_jax.data.partition.classes import degrees, pathological, relabel
+from fedamp_jax.data.partition.columns import by_name, match_names, natural, omniglot
 from fedamp_jax.data.partition.groups import Group, practical, practical_groups, superclasses
+from fedamp_jax.data.partition.skew import dirichlet, iid, quantity_skew, shards
 
 __all__ = [
     "Group",

@@ -1,5 +1,6 @@
 """What all partition functions share: the return type, checked labels, independent random generators."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,3 +48,22 @@ def no_empty(rows: Rows, part: str, how: str) -> Rows:
         if len(r) == 0:
             raise ValueError(f"client {i} (of {len(rows)}) would get no {part} samples: {how}")
     return [np.sort(r).astype(np.int64) for r in rows]
+
+
+def fill_empty(rows: Rows, wanted: Sequence[set[int]], y: np.ndarray, rng: np.random.Generator) -> Rows:
+    """Moves one sample to each empty client, from a client with at least two; if possible of a class in `wanted`."""
+    for i in [i for i, r in enumerate(rows) if len(r) == 0]:
+        donors = [j for j, r in enumerate(rows) if len(r) > 1]
+        wish = [j for j in donors if wanted[i] & set(y[rows[j]].tolist())]
+        donor = max(wish or donors, key=lambda j: len(rows[j]))
+        liked = np.flatnonzero(np.isin(y[rows[donor]], list(wanted[i])))
+        k = rng.choice(liked if len(liked) else len(rows[donor]))
+        rows[i], rows[donor] = rows[donor][k : k + 1], np.delete(rows[donor], k)
+    return rows
+
+
+def enough(y_train: np.ndarray, y_test: np.ndarray, clients: int) -> None:
+    check_integer("clients", clients, low=1)
+    for y, part in ((y_train, "training"), (y_test, "test")):
+        if len(y) < clients:
+            raise ValueError(f"{clients} clients need a {part} sample each, but there are {len(y)}: use fewer clients")

@@ -1,0 +1,252 @@
+"""A shared body under personal heads: FedPer, FedRep and FedBABU, and what all methods of that kind share.
+
+They differ in what a client trains, in which order (`Phase`), and in what becomes of the heads.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.algorithms.fine_tuned import tune
+from fedamp_jax.checks import check_choice
+from fedamp_jax.engine.clients import for_each_client, init_model, init_optimizer, resample_epochs
+from fedamp_jax.engine.hyperparameters import at_round
+from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
+from fedamp_jax.engine.solver import Local, Solver, check_parts, solve
+from fedamp_jax.trees import broadcast, broadcast_like, combine, head_mask, partition
+from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
+
+
+class BodyState(NamedTuple):
+    """A global body under every client's own head.
+
+    Attributes:
+        body: the global parameters; None in place of the head's.
+        heads: leaves `[M, ...]`; None in place of the body's.
+        stats: running statistics `[M, ...]`.
+        optimizer: the clients' optimizer states of the last phase `[M, ...]` if the solver keeps them, else `()`.
+        round: `[]` int32.
+    """
+
+    body: PyTree
+    heads: PyTree
+    stats: PyTree
+    optimizer: PyTree
+    round: Array
+
+
+class Phase(NamedTuple):
+    """One of the trainings that a client does in a round.
+
+    Attributes:
+        part: what it trains: `"head"`, `"body"` or `"all"`.
+        solver: how; None means as the method's solver, and as many epochs as were drawn for the round.
+        data: which of its data it sees: `(key, client) -> client`; None for all.
+    """
+
+    part: str
+    solver: Solver | None = None
+    data: Callable[[Array, Data], Data] | None = None
+
+
+def mask_of(part: str, head: PyTree) -> PyTree | None:
+    """What a phase trains, as a tree of bools, from the head's mask."""
+    return {"all": None, "head": head, "body": jax.tree.map(lambda h: not h, head)}[part]
+
+
+def assemble(state: BodyState, data: Data) -> Variables:
+    """The global body under each client's head, `Variables [M, ...]`."""
+    return Variables(combine(state.heads, broadcast(state.body, data.y.shape[0])), state.stats)
+
+
+def init_body(
+    task: Task,
+    solver: Solver,
+    key: Array,
+    data: Data,
+    *,
+    common: bool,
+    part: str,
+    edit: Callable[[PyTree], PyTree] | None = None,
+) -> BodyState:
+    """The state before the first round: one body; one head for all (`common`) or one each; `edit` changes the model."""
+    start = init_model(task, key)
+    m, head = data.y.shape[0], head_mask(task, start.params)
+    params = broadcast(edit(start.params) if edit else start.params, m)
+    if not common:
+        own = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)).params)(data.id)
+        params = jax.tree.map(lambda h, a, b: a if h else b, head, own, params)
+    heads, bodies = partition(params, head)
+    optimizer = init_optimizer(solver, params, mask_of(part, head))
+    body = jax.tree.map(lambda a: a[0], bodies)
+    return BodyState(body, heads, broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))
+
+
+def shared_body(
+    task: Task,
+    solver: Solver,
+    phases: Sequence[Phase],
+    *,
+    stats: str,
+    common_init: bool = True,
+    edit: Callable[[PyTree], PyTree] | None = None,
+    keep_heads: bool = True,
+    server_step: Any = 1.0,
+) -> Algorithm:
+    """The method that trains `phases` on each client from (global body, its head) and averages the bodies.
+
+    Args:
+        task: the model.
+        solver: local training; the last phase's, and others' unless they bring their own.
+        phases: in order.
+        stats: `"local"` or `"mix"`.
+        common_init: one initial head for all, or one each.
+        edit: changes the initial parameters.
+        keep_heads: heads persist; otherwise every round starts from the initial ones.
+        server_step: `body += server_step * (mean of the clients' bodies - body)`.
+    """
+    check_parts(task, solver, **{f"{phase.part}_solver": phase.solver for phase in phases})
+    new_stats = statistics_policy(stats)
+
+    def init(key, data):
+        return init_body(task, solver, key, data, common=common_init, part=phases[-1].part, edit=edit)
+
+    def round(key, state, data):
+        begin = assemble(state, data)
+        head = head_mask(task, begin.params)
+
+        def local(key, client, epochs, mine):
+            result, loss = mine, jnp.zeros(())
+            for number, phase in enumerate(phases):
+                key_phase = jax.random.fold_in(key, number) if len(phases) > 1 else key
+                last = number == len(phases) - 1  # the only phase whose optimizer may be kept
+                own = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
+                passes = epochs if phase.solver is None else resample_epochs(own, key_phase, epochs)
+                result, loss = solve(
+                    task, own, key_phase, phase.data(key, client) if phase.data else client, result.variables,
+                    epochs=passes, k=state.round, trainable=mask_of(phase.part, head), optimizer_state=mine.optimizer,
+                )  # fmt: skip
+            return result, loss
+
+        sent, info = for_each_client(solver, key, data, local, Local(begin, state.optimizer))
+        heads, bodies = partition(sent.variables.params, head)
+        weights = sample_weights(data, info)
+        mean = weighted_mean(weights, bodies, state.body)
+        step = at_round(server_step, state.round)
+        body = jax.tree.map(lambda old, new: old + step * (new - old), state.body, mean)
+        running = new_stats(weights, sent.variables.stats, state.stats)
+        return BodyState(body, heads if keep_heads else state.heads, running, sent.optimizer, state.round + 1), info
+
+    def personalize(key, state, data):
+        return assemble(state, data)
+
+    def join(state, fresh):
+        heads, never = fresh.heads, all(phase.part == "body" for phase in phases)
+        if never or not keep_heads:  # the one head that all have
+            heads = broadcast_like(jax.tree.map(lambda a: a[0], state.heads), fresh.heads)
+        running = statistics_of_newcomers(stats, state.stats, fresh.stats)
+        return fresh._replace(heads=heads, stats=running)
+
+    return Algorithm(init, round, personalize, join=join)
+
+
+def fedper(task: Task, solver: Solver, *, common_init: bool = True, stats: str = "local") -> Algorithm:
+    """FedPer (Arivazhagan et al. 2019): body and head are trained jointly, only the body is sent and averaged.
+
+    Args:
+        task: the model; `task.head` says what the head is.
+        solver: local training.
+        common_init: one initial head for all clients, or one each.
+        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+
+    Returns:
+        The `Algorithm`. Bodies are weighted by the number of examples.
+
+    Raises:
+        ValueError: unknown `stats`; in `init`, a `task.head` that selects nothing or everything.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.fedper(task, fedamp_jax.Solver(optax.adam(1e-3)))
+    """
+    return shared_body(task, solver, [Phase("all")], stats=stats, common_init=common_init)
+
+
+def fedrep(
+    task: Task, solver: Solver, *, head_solver: Solver | None = None, common_init: bool = True, stats: str = "local"
+) -> Algorithm:
+    """FedRep (Collins et al. 2021, Algorithm 1): the head over the frozen body, then the body under the new head.
+
+    Args:
+        task: the model; `task.head` says what the head is.
+        solver: the body's training.
+        head_solver: the head's optimizer, epochs and batch size, if they differ; the paper gives the head more epochs
+            than the body.
+        common_init: one initial head for all clients, or one each.
+        stats: as in `fedper`.
+
+    Returns:
+        The `Algorithm`. Departs from the paper: bodies are weighted by the number of examples, where the paper's
+        clients are of equal size.
+
+    Raises:
+        ValueError: as `fedper`.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> body, head = fedamp_jax.Solver(optax.sgd(0.1), epochs=1), fedamp_jax.Solver(optax.sgd(0.1), epochs=10)
+    >>> algorithm = fedamp_jax.fedrep(task, body, head_solver=head)
+    """
+    phases = [Phase("head", head_solver), Phase("body")]
+    return shared_body(task, solver, phases, stats=stats, common_init=common_init)
+
+
+def fedbabu(
+    task: Task, solver: Solver, *, tuner: Solver | None = None, tune_part: str = "all", stats: str = "local"
+) -> Algorithm:
+    """FedBABU (Oh et al. 2022, Algorithm 1): body training under a fixed head, fine-tuning before use.
+
+    Args:
+        task: the model; `task.head` says what the head is. Its kernels are made orthogonal and never trained.
+        solver: the body's training.
+        tuner: the fine-tuning's optimizer, epochs and batch size, if they differ.
+        tune_part: what fine-tuning trains: `"all"` or `"head"`.
+        stats: as in `fedper`.
+
+    Returns:
+        The `Algorithm`; `personalize` fine-tunes. Bodies are weighted by the number of examples, where the authors'
+        program takes their plain mean.
+
+    Raises:
+        ValueError: unknown `tune_part`, and as `fedper`.
+
+    The orthogonal head is PFLEGO's reading of the method (Nikoloutsopoulos et al. 2023); a random one is the paper's.
+    It is the same in all runs, whatever their seed.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = fedamp_jax.fedbabu(task, fedamp_jax.Solver(optax.adam(1e-3)))
+    """
+    check_parts(task, solver, tuner=tuner)
+    check_choice("tune_part", tune_part, ("all", "head"))
+
+    def orthogonal_head(params: PyTree) -> PyTree:
+        def leaf(path: tuple, of_head: bool, a: Array) -> Array:
+            if not of_head or a.ndim < 2:
+                return a
+            # A fixed key: the head is the same for all clients and all runs, whatever their seed.
+            return jax.nn.initializers.orthogonal()(jax.random.key(0), a.shape, a.dtype)
+
+        return jax.tree_util.tree_map_with_path(leaf, head_mask(task, params), params)
+
+    base = shared_body(task, solver, [Phase("body")], stats=stats, edit=orthogonal_head)
+
+    def personalize(key, state, data):
+        models = base.personalize(key, state, data)
+        trainable = mask_of(tune_part, head_mask(task, models.params))
+        return tune(task, tuner or solver, key, data, models, state, trainable)
+
+    return base._replace(personalize=personalize)

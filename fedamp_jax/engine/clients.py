@@ -1,0 +1,118 @@
+"""All clients: one function of ONE client, run for all of them, and their streams of random numbers."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.engine.solver import Local, Solver
+from fedamp_jax.trees import all_finite, broadcast, check_float32, partition
+from fedamp_jax.types import Array, Data, Info, PyTree, Task, Variables
+
+
+def stream(key: Array, name: str) -> Array:
+    """A key for the random numbers called `name`, independent of those of other names and of `fold_in` of counters.
+
+    >>> bool(stream(jax.random.key(0), "support") == stream(jax.random.key(0), "epochs"))
+    False
+    """
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+def draw_epochs(solver: Solver, keys: Array, online: Array) -> Array:
+    """Local epochs of this round, `[M]` int32, from each client's own key; 0 for a client that is offline."""
+    low, high = solver.epochs_range
+    if low == high:  # a generator of random numbers is what takes XLA longest to compile here
+        return jnp.where(online, jnp.int32(low), 0)
+    draw = jax.vmap(lambda k: jax.random.randint(k, (), low, high + 1, jnp.int32))(keys)
+    return jnp.where(online, draw, 0)
+
+
+def resample_epochs(solver: Solver, key: Array, epochs: Array) -> Array:
+    """Epochs of a second training in a round, `[]` int32, for ONE client that trains `epochs` in the first one."""
+    return draw_epochs(solver, stream(key, "epochs")[None], epochs[None] > 0)[0]
+
+
+def at_home(data: Data) -> Data:
+    """The data for training that stays with the clients, as before use: all that have examples, nothing is sent."""
+    return data._replace(online=data.size > 0, placement=dataclasses.replace(data.placement, transmit=None))
+
+
+def for_each_client(
+    solver: Solver, key: Array, data: Data, local: Callable[..., tuple[Any, Array]], keep: Any, *args: Any
+) -> tuple[Any, Info]:
+    """Run `local` for every client that is online, as many side by side as `data.placement` says.
+
+    Args:
+        solver: for the number of epochs.
+        key: the round's key; a client's is derived from it and the client's id, so nothing depends on the order of the
+            clients, on the chunk or on which others take part.
+        data: all clients' data.
+        local: `(key, client, epochs, keep_i, *args_i) -> (new keep_i, loss)` for ONE client. It may close over what
+            all clients share, such as a global model.
+        keep: a tree with leaves `[M, ...]`, which `local` replaces. A client that is offline, or whose result is not
+            finite, keeps its row: a NaN is selected away here and spreads to no other client.
+        *args: further trees with leaves `[M, ...]` of which `local` gets its client's rows.
+
+    Returns:
+        The new `keep`, and `Info` without `xi` and `error`.
+
+    >>> import jax, optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=(1, 3))
+    >>> count = lambda key, client, epochs, seen: (seen + epochs * client.size, jax.numpy.float32(0))
+    >>> seen, info = for_each_client(solver, jax.random.key(0), train, count, jax.numpy.zeros(20, "int32"))
+    >>> bool((seen == info.epochs * train.size).all())
+    True
+    """
+    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(data.id)
+    epochs = draw_epochs(solver, keys[:, 0], data.online)
+    transmit = data.placement.transmit
+
+    def one(out: tuple, key: Array, client: Data, epochs: Array, *args_i: Any) -> tuple[Any, Array, Array]:
+        keep_i, _, _ = out
+        new, loss = local(key, client, epochs, keep_i, *args_i)
+        if transmit is not None:
+            new = transmit(stream(key, "transmit"), client, new)
+        fine = all_finite(new)
+        took_part = epochs > 0
+        chosen = jax.tree.map(lambda a, b: jnp.where(fine & took_part, a, b), new, keep_i)
+        return chosen, jnp.where(took_part, loss, 0.0), took_part & ~fine
+
+    m = data.y.shape[0]
+    out = (keep, jnp.zeros((m,), jnp.float32), jnp.zeros((m,), bool))
+    kept, loss, rejected = data.placement.for_each_client(
+        one, out, keys[:, 1], data, epochs, *args, work=epochs * data.size
+    )
+    return kept, Info(loss, epochs, rejected)
+
+
+def init_model(task: Task, key: Array) -> Variables:
+    """`task.init(key)`, validated, in arrays of its own: rounds donate the state, and not what the task may hold.
+
+    Raises:
+        TypeError: if parameters are not float32.
+    """
+    variables = task.init(key)
+    check_float32(variables)
+    return jax.tree.map(jnp.copy, variables)
+
+
+def init_optimizer(solver: Solver, params: PyTree, trainable: PyTree | None = None) -> PyTree:
+    """Optimizer states `[M, ...]` before the first round if the solver keeps them, else `()`; `params [M, ...]`."""
+    if not solver.keep_optimizer:
+        return ()
+    optimizer = solver.at_round(jnp.zeros((), jnp.int32))
+    return jax.vmap(lambda p: optimizer.init(partition(p, trainable)[0]))(params)
+
+
+def init_clients(task: Task, solver: Solver, key: Array, data: Data, *, common: bool = True) -> Local:
+    """`Local [M]` before the first round: one initial model for all clients, or one of each client's own."""
+    shared = init_model(task, key)
+    variables = broadcast(shared, data.y.shape[0])
+    if not common:
+        variables = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)))(data.id)
+    return Local(variables, init_optimizer(solver, variables.params))

@@ -1,0 +1,30 @@
+"""Hyper-parameters inside a round: numbers, tracers, schedules of the round, one number for each client."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.types import Array, Data
+
+
+def at_round(value: Any, k: Array) -> Array:
+    """The value of a number, tracer or schedule in round `k [] int32`, as float32."""
+    if not callable(value):
+        return jnp.asarray(value, jnp.float32)
+    with jax.numpy_dtype_promotion("standard"):  # optax's schedules mix the integer round with floats
+        return jnp.asarray(value(k), jnp.float32)
+
+
+def per_client(name: str, value: Array, data: Data) -> Array:
+    """`value [] or [data.clients]` as `[M]` float32, padding clients included.
+
+    Raises:
+        ValueError: if there are not as many numbers as clients; `name` is what they are called.
+    """
+    m = data.y.shape[0]
+    if value.ndim == 0:
+        return jnp.broadcast_to(value, (m,))
+    if value.shape[0] != data.clients:
+        raise ValueError(f"{name} has {value.shape[0]} numbers for {data.clients} clients")
+    return jnp.pad(value, (0, m - data.clients))

@@ -1,0 +1,148 @@
+"""Minibatches of ONE client's data: the loop below every method, and what whole passes over the data compute."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.programs.jaxpr import repeat
+from fedamp_jax.trees import per_client, take
+from fedamp_jax.types import Array, Batch, Data, PyTree, Task, Variables
+
+
+class Batching(Protocol):
+    """What the loops here read of a `Solver`."""
+
+    @property
+    def max_epochs(self) -> int:
+        """Largest number of passes."""
+        ...
+
+    def width(self, client: Data) -> int:
+        """`B` for ONE client's data."""
+        ...
+
+
+def minibatch_order(key: Array, size: Array, epochs: int, width: int) -> Array:
+    """Row numbers in the order in which each pass reads them, `[epochs, width]` int32; real rows come first.
+
+    Args:
+        key: a key for these passes.
+        size: `[]` int32, the client's number of examples.
+        epochs: number of passes.
+        width: at least the padded length of the client's data; padding rows come last.
+    """
+
+    def one_pass(k: Array) -> Array:
+        # Padding sorts behind every real row. Drawn for all passes at once, as a sort inside the step would cost as
+        # much as the step of a small model.
+        draw = jnp.where(jnp.arange(width) < size, jax.random.uniform(k, (width,), jnp.float32), jnp.inf)
+        return jnp.argsort(draw).astype(jnp.int32)
+
+    return jax.vmap(one_pass)(jax.random.split(key, epochs))
+
+
+def take_batch(client: Data, rows: Array, real: Array) -> Batch:
+    """The examples `rows [B]` of ONE client as a `Batch`; where `real [B]` is False, row 0 is read and masked."""
+    inside = jnp.where(real, rows, 0)
+    x, y = take(client.x, inside), client.y[inside]
+    y = jnp.where(per_client(real, y), y, jnp.zeros((), y.dtype))
+    n = jnp.asarray(client.y.shape[0], rows.dtype)
+    return Batch(x, y, real, client.classes, jnp.where(real, rows, n))
+
+
+def for_each_minibatch(
+    solver: Batching,
+    key: Array,
+    client: Data,
+    step: Callable[[Any, Batch, Array], Any],
+    carry: Any,
+    *,
+    epochs: Array | int = 1,
+    shuffle: bool = True,
+) -> tuple[Any, Array]:
+    """`carry = step(carry, batch, key)` for every minibatch of `epochs` passes over ONE client's data.
+
+    The loop below every method here, for a step of your own.
+
+    Args:
+        solver: batch size, and with `shuffle` the largest number of epochs.
+        key: the client's key of this round, of which order and steps use keys of their own.
+        client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
+        step: `(carry, batch, key) -> carry`; the key is this step's.
+        carry: a tree of arrays, whose shapes and dtypes stay the same.
+        epochs: `[]` int32, at most `solver.max_epochs` with `shuffle`; 0 returns `carry`.
+        shuffle: read the examples in a new random order in each pass, or in the order in which they are stored.
+
+    Returns:
+        The last `carry`, and the number of steps, `[]` int32.
+
+    >>> import jax, optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> client = jax.tree.map(lambda a: a[0], train)
+    >>> solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=2, batch_size=32)
+    >>> count = lambda total, batch, key: total + batch.mask.sum(dtype="int32")
+    >>> seen, steps = for_each_minibatch(solver, jax.random.key(0), client, count, jax.numpy.int32(0), epochs=2)
+    >>> int(seen) == 2 * int(client.size), int(steps)
+    (True, 6)
+    """
+    width = solver.width(client)
+    key_order, key_steps, _ = jax.random.split(key, 3)
+    per_pass = (client.size + width - 1) // width
+    padded = -(-client.y.shape[0] // width) * width
+    order = minibatch_order(key_order, client.size, solver.max_epochs, padded) if shuffle else None
+
+    def one(t: Array, carry: Any) -> Any:
+        first = (t % per_pass) * width
+        rows = first + jnp.arange(width, dtype=jnp.int32)
+        real = rows < client.size
+        if order is not None:
+            rows = jax.lax.dynamic_slice(order, (t // per_pass, first), (1, width))[0]
+        return step(carry, take_batch(client, rows, real), jax.random.fold_in(key_steps, t))
+
+    steps = epochs * per_pass
+    most = (epochs if isinstance(epochs, int) else solver.max_epochs) * (padded // width)
+    return repeat(steps, one, carry, at_most=most), steps
+
+
+def share_of(batch: Batch, client: Data) -> Array:
+    """`[]` float32, the batch's share of ONE client's examples."""
+    return jnp.sum(batch.mask, dtype=jnp.float32) / client.size.astype(jnp.float32)
+
+
+def mean_loss(task: Task, solver: Batching, client: Data, variables: Variables) -> Array:
+    """Mean loss of a model on ALL of one client's data, `[]` float32, a batch at a time.
+
+    The loss is the one that training minimises: dropout is active, with the same key in every call, and BatchNorm
+    normalises by the batch, so that the mean is exact only for models without it. Running statistics are left as they
+    are.
+    """
+
+    def add(total: Array, batch: Batch, key: Array) -> Array:
+        return total + share_of(batch, client) * task.loss(variables, batch, key)[0]
+
+    total = jnp.zeros((), jnp.float32)
+    return for_each_minibatch(solver, jax.random.key(0), client, add, total, shuffle=False)[0]
+
+
+def full_gradient(
+    task: Task, solver: Batching, key: Array, client: Data, variables: Variables
+) -> tuple[PyTree, PyTree, Array]:
+    """Gradient of the mean loss over ALL of one client's data: `(gradient, new stats, loss [])`.
+
+    Summed over batches, so that it needs no more memory than a step; exact unless a batch's normalisation couples its
+    examples.
+    """
+
+    def add(carry: tuple, batch: Batch, key: Array) -> tuple:
+        grads, stats, total = carry
+        share = share_of(batch, client)
+        (value, stats), g = jax.value_and_grad(
+            lambda p: task.loss(Variables(p, stats), batch, key), has_aux=True
+        )(variables.params)  # fmt: skip
+        return jax.tree.map(lambda a, b: a + share * b, grads, g), stats, total + share * value
+
+    zero = jax.tree.map(jnp.zeros_like, variables.params)
+    carry = (zero, variables.stats, jnp.zeros((), jnp.float32))
+    return for_each_minibatch(solver, key, client, add, carry, shuffle=False)[0]

@@ -1,0 +1,77 @@
+"""Validation data: a division of each client's examples, and every client's loss under other clients' models."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.engine.clients import stream
+from fedamp_jax.engine.minibatches import mean_loss
+from fedamp_jax.engine.solver import Solver
+from fedamp_jax.trees import take
+from fedamp_jax.types import Array, Data, Task, Variables
+
+
+def holdout(key: Array, client: Data, share: float) -> tuple[Data, Data]:
+    """ONE client's examples divided at random into two sets: `(first, rest)`, such as validation and training data.
+
+    It is traced, for algorithms; `fedamp_jax.data.hold_out` divides the data of all clients before a run, and returns
+    the part to train on first.
+
+    Args:
+        key: the same key gives the same division; for one that stays over rounds take a key that does.
+        client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
+        share: of the examples that go to the first set, in (0, 1). Both sets get at least one example; those of a
+            client with a single one are the same, and those of a client without any are empty.
+
+    Returns:
+        Two clients like `client`, with the padding length of the whole.
+
+    >>> import fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> first, rest = holdout(jax.random.key(0), jax.tree.map(lambda a: a[0], train), 0.2)
+    >>> int(first.size), int(rest.size)
+    (14, 56)
+    """
+    n = client.y.shape[0]
+    draw = jax.random.uniform(stream(key, "holdout"), (n,), jnp.float32)
+    rows = jnp.argsort(jnp.where(jnp.arange(n) < client.size, draw, jnp.inf))
+    wanted = jnp.round(share * client.size.astype(jnp.float32)).astype(jnp.int32)
+    least = jnp.minimum(client.size, 1)
+    count = jnp.clip(wanted, least, jnp.maximum(client.size - 1, least))
+    behind = jnp.roll(rows, -jnp.minimum(count, client.size - 1))
+
+    def some(rows: Array, size: Array) -> Data:
+        return client._replace(x=take(client.x, rows), y=client.y[rows], size=size)
+
+    return some(rows, count), some(behind, jnp.maximum(client.size - count, least))
+
+
+def cross_losses(
+    task: Task, solver: Solver, data: Data, models: Variables, *, examples: Callable[[Data], Data] | None = None
+) -> Array:
+    """`losses[i, j]`: mean loss of client i's data under client j's model, `[M, M]` float32.
+
+    On several devices the models travel around a ring, so that no device ever holds all of them.
+
+    Args:
+        task: the model.
+        solver: for the batch size.
+        data: all clients' data; rows of clients that are offline are 0 or what they would be.
+        models: `Variables [M, ...]`.
+        examples: `client -> client`, which of ONE client's data count, such as the first part of `holdout`; None: all.
+
+    >>> import jax, optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 20))
+    >>> cross_losses(task, fedamp_jax.Solver(optax.sgd(0.1)), train, models).shape
+    (20, 20)
+    """
+
+    def loss(client: Data) -> Callable[[Variables], Array]:
+        some = examples(client) if examples else client
+        return lambda variables: mean_loss(task, solver, some, variables)
+
+    work = jnp.where(data.online, data.size, 0)
+    return data.placement.for_each_pair(loss, data, models, work=work)

@@ -1,0 +1,1 @@
+"""Arithmetic by platform: convolutions, pooling, products of many small matrices, distances."""

@@ -1,0 +1,34 @@
+"""What an experiment writes: `report.html`, figures, `results.json`, `history.csv`.
+
+All of it is made from the results alone, whether they come from memory or from `results.json` (where NaN is null and
+keys are strings). Files are written atomically.
+"""
+
+import os
+from pathlib import Path
+
+from fedamp_jax.report import figures, run_page
+from fedamp_jax.report.files import write_text
+from fedamp_jax.report.schema import RunResults
+
+_FIGURES = {  # File name without its ending, and function.
+    "convergence": figures.convergence,
+    "accuracy": figures.accuracy_distribution,
+    "xi": figures.xi_heatmap,
+    "groups": figures.group_discovery,
+}
+
+
+def write(results: RunResults, out_dir: str | os.PathLike[str]) -> Path:
+    """Write `report.html` and its figures as PNG, SVG and PDF into `out_dir`; returns the report's path.
+
+    Args:
+        results: of the run.
+        out_dir: the folder, made if needed.
+    """
+    out = Path(out_dir)
+    every = {name: draw(results) for name, draw in _FIGURES.items()}
+    drawn = {name: figure for name, figure in every.items() if figure is not None}
+    for name, figure in drawn.items():
+        figures.save_all(figure, out / name)
+    return write_text(out / "report.html", run_page.html(results, list(drawn)))

@@ -1,0 +1,27 @@
+"""What a run prints, and how it says numbers."""
+
+from rich.console import Console
+
+
+def readable(seconds: float) -> str:
+    """Such as `1.5 h`.
+
+    >>> readable(5400), readable(90), readable(3)
+    ('1.5 h', '1.5 min', '3 s')
+    """
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+console = Console()
+
+
+def percent(share: float) -> str:
+    """A share in percent, with as many decimals as it has.
+
+    >>> percent(0.1), percent(0.104)
+    ('10%', '10.4%')
+    """
+    return f"{100 * share:.10g}%"
