@@ -1,43 +1,27 @@
-"""The command `fedamp`, also `python -m fedamp_jax`: every experiment, and what there is to choose from."""
+"""The command `fedamp`, also `python -m fedamp_jax`: every experiment, and the names to choose from."""
 
 import difflib
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args, get_type_hints
+from collections.abc import Sequence
+from typing import get_args, get_type_hints
 
 import fedamp_jax
-
-
-class Experiment(NamedTuple):
-    """An experiment, as the command line names it.
-
-    Attributes:
-        text: what it does, in a line.
-        module: in `fedamp_jax.experiments`, with a function `main`.
-        arguments: of `main`.
-    """
-
-    text: str
-    module: str
-    arguments: tuple[Any, ...] = ()
-
-
-EXPERIMENTS = {
-    "practical": Experiment("groups of clients with dominating classes (FedAMP paper)", "fedamp_paper", ("practical",)),
-    "pathological": Experiment("two classes per client (FedAMP paper)", "fedamp_paper", ("pathological",)),
-    "iid": Experiment("clients that do not differ (FedAMP paper)", "fedamp_paper", ("iid",)),
-    "dirichlet": Experiment("Dirichlet class proportions or sizes, or shards", "dirichlet"),
-    "degrees": Experiment("2, half or all of the classes per client (PFLEGO paper)", "degrees"),
-    "omniglot": Experiment("50 alphabets (PFLEGO paper)", "omniglot"),
-}
+from fedamp_jax.algorithms import registry
+from fedamp_jax.algorithms.registry import METHODS
+from fedamp_jax.data.sources import NAMES
+from fedamp_jax.experiments.catalogue import EXPERIMENTS
+from fedamp_jax.runner import entry
+from fedamp_jax.runner.options import Training
 
 TOOLS = ("compare",)
 """Modules in `fedamp_jax.runner`, each with a `main`, for results that are there."""
 
 USAGE = """usage: fedamp EXPERIMENT [options]
        fedamp EXPERIMENT --help
-       fedamp list                what there is: experiments, methods, data sets, models
+       fedamp list                experiments, methods, data sets, models
+       fedamp list --methods      hyper-parameters of every method, for --set
        fedamp compare RUN RUN ... one page of several runs
        fedamp --version
 
@@ -62,14 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name in ("-V", "--version"):
         print(f"fedamp_jax {fedamp_jax.__version__}")
     elif name == "list":
-        print(inventory())
-    elif name in TOOLS or name in EXPERIMENTS:
+        print(hyperparameters() if rest == ["--methods"] else inventory())
+    elif name in TOOLS:
         sys.argv = [f"fedamp {name}", *rest]
-        if name in TOOLS:
-            return importlib.import_module(f"fedamp_jax.runner.{name}").main()
-        found = EXPERIMENTS[name]
-        run: Callable[..., None] = importlib.import_module(f"fedamp_jax.experiments.{found.module}").main
-        run(*found.arguments)
+        importlib.import_module(f"fedamp_jax.runner.{name}").main()
+    elif name in EXPERIMENTS:
+        sys.argv = [f"fedamp {name}", *rest]
+        entry.main(EXPERIMENTS[name])
     else:
         near = difflib.get_close_matches(name, [*EXPERIMENTS, *TOOLS, "list"], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
@@ -79,20 +62,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def experiments() -> str:
     """The experiments, a line each."""
-    return "\n".join(["experiments:", *(f"  {name:<13} {one.text}" for name, one in EXPERIMENTS.items())])
+    lines = [f"  {name:<13} {(one.text or '').strip().partition(chr(10) * 2)[0]}" for name, one in EXPERIMENTS.items()]
+    return "\n".join(["experiments:", *lines])
 
 
 def inventory() -> str:
     """Experiments, methods, data sets and models."""
-    from fedamp_jax.algorithms.registry import METHODS
-    from fedamp_jax.data.sources import NAMES
-    from fedamp_jax.experiments.fedamp_paper import Options
-
     methods = [f"  {name:<13} {method.source}" for name, method in METHODS.items()]
-    models = get_args(get_type_hints(Options)["model"])
+    models = get_args(get_type_hints(Training)["model"])
     return "\n".join(
         [experiments(), "", "methods:", *methods, "", f"data sets: {' '.join(NAMES)}", f"models: {' '.join(models)}"]
     )
+
+
+def hyperparameters() -> str:
+    """The hyper-parameters of every method and their defaults, a line for each method."""
+    lines = []
+    for name in METHODS:
+        found = {key: "" if value is inspect.Parameter.empty else f"={value}" if not callable(value) else "=schedule"
+                 for key, value in registry.hyperparameters(name).items()}  # fmt: skip
+        lines.append(f"  {name:<13} {' '.join(key + value for key, value in found.items()) or '-'}")
+    head = "hyper-parameters, as --set METHOD.NAME=VALUE takes them; without a value: the experiment decides"
+    return "\n".join([head, *lines])
 
 
 if __name__ == "__main__":

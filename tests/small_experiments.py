@@ -1,5 +1,6 @@
 """What the tests of the experiments share."""
 
+import functools
 import json
 import sys
 
@@ -7,8 +8,9 @@ import jax
 import numpy as np
 
 import fedamp_jax
+from fedamp_jax.experiments.catalogue import EXPERIMENTS
 from fedamp_jax.placement import client_mesh
-from fedamp_jax.runner import machine
+from fedamp_jax.runner import command_line, entry, machine
 
 
 def command(monkeypatch, main, *arguments):
@@ -18,6 +20,26 @@ def command(monkeypatch, main, *arguments):
     if "--devices" not in arguments:
         monkeypatch.setattr(machine, "client_mesh", lambda devices: client_mesh(1))
     main()
+
+
+def main_of(experiment):
+    """The `main` of an experiment, or of the package's experiment of this name."""
+    return functools.partial(entry.main, EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment)
+
+
+practical = main_of("practical")
+
+
+def parsed(experiment, *words):
+    """What a command line asks for."""
+    experiment = EXPERIMENTS[experiment] if isinstance(experiment, str) else experiment
+    return command_line.parse(experiment, [str(word) for word in words])
+
+
+def options_of(experiment, *words):
+    """The options of the one run that a command line asks for."""
+    (variant,) = parsed(experiment, *words).variants
+    return variant.options
 
 
 def read(folder):

@@ -12,11 +12,10 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Checkpoint, writers
-from fedamp_jax.experiments import fedamp_paper
-from fedamp_jax.report import files, report
+from fedamp_jax.report import files
 from fedamp_jax.runner import live, options, provenance, train
 from tests.registry import federation, find, make
-from tests.small_experiments import command, read
+from tests.small_experiments import command, practical, read
 
 
 def rows(path):
@@ -186,7 +185,7 @@ def test_a_package_that_is_missing(extra, name, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message):
         writers.package(extra)
     with pytest.raises(ValueError, match=message):
-        options.check(options.Options(rounds=1, log=(extra,)))
+        options.check(options.Options().replace(rounds=1, log=(extra,)))
 
 
 # --- experiments ------------------------------------------------------------------------------------------------------
@@ -201,9 +200,8 @@ def test_an_experiment_writes_while_it_trains(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "observer", lambda groups: lambda seen: fails(seen) or observer(groups)(seen))
     written = files.write_history
     grown = []
-    monkeypatch.setattr(report, "write_history", lambda *given: grown.append(rows(given[1])) or written(*given))
+    monkeypatch.setattr(files, "write_history", lambda *given: grown.append(rows(given[1])) or written(*given))
     given = ["--quick", "--methods", "Separate", "FedAMP", "--log", "tensorboard", "--checkpoint-every", 1]
-    practical = lambda: fedamp_paper.main("practical")  # noqa: E731
     with pytest.raises(SystemExit):
         command(monkeypatch, practical, *given, "--out", tmp_path / "out")
     assert [row["round"] for row in rows(tmp_path / "out" / "history.csv")] == ["1", "2"]
@@ -224,11 +222,11 @@ def test_a_wandb_run_of_an_experiment(tmp_path, monkeypatch):
     """One for each method, the same one after --resume, with the settings. Failed with an id drawn at each start."""
     asked = []
     monkeypatch.setattr(writers, "wandb", lambda **settings: asked.append(settings) or writers.Writer(print))
-    options = fedamp_paper.Options(rounds=1, log=("wandb",))
+    own = options.Options().replace(rounds=1, log=("wandb",))
     for method in ("FedAMP", "FedAMP", "Separate"):
-        with live.writers_for(options, tmp_path, method) as made:
+        with live.writers_for(own, tmp_path, method) as made:
             assert len(made) == 2
     one, again, other = asked
     assert one == again and one["id"] != other["id"] and one["resume"] == "allow"
     assert other["name"] == f"{tmp_path.name} Separate" and other["config"]["method"] == "Separate"
-    assert one["config"].keys() == {"method", *provenance.settings_of(options)}
+    assert one["config"].keys() == {"method", *provenance.settings_of(own)}

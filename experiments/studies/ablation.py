@@ -8,31 +8,24 @@ Each variant is FedAMP as in `practical.py`, except for what `VARIANTS` says abo
 """
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Task
 from fedamp_jax.data import Federation
 from fedamp_jax.experiments import fedamp_paper, paper_values
-from fedamp_jax.report.schema import RunResults
-from fedamp_jax.runner import command_line, cost, messages, run_folder
-from fedamp_jax.runner.options import Unused
-from fedamp_jax.runner.train import train_methods
+from fedamp_jax.runner.entry import main
+from fedamp_jax.runner.experiment import nothing
+from fedamp_jax.runner.options import Options
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(fedamp_paper.Options):
-    """The settings of one run."""
+class Sigma:
+    """Attention weights."""
 
-    methods: tuple[str, ...] = ("all",)
-    """Variants to train, by name (base, own-init, ...), or all."""
-    sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Of the variant `base`. Default: the paper's or ours."""
-    sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
-    heur_sigma: Unused[float | None] = None
-    holdout_clients: Unused[int] = 0
+    sigma: float | None = None
+    """Of the variant base. Default: the paper's or ours."""
 
 
 class Variant(NamedTuple):
@@ -67,49 +60,31 @@ VARIANTS = {
 }
 
 
-def make_algorithms(options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
-    """Every variant of FedAMP by its name."""
-    m = len(federation.train.size)
-    solver = fedamp_paper.make_solver(options)
+def methods(options: Options, federation: Federation, task: Task, names: Sequence[str]) -> dict[str, Algorithm]:
+    """The variants of FedAMP of these names."""
+    m, solver = len(federation.train.size), options.training.solver()
     self_weight = paper_values.self_weights("practical", federation)
-    sigma = options.sigma
-    assert sigma is not None  # `finish` has set it
+    sigma = options.attention.sigma
     base = {"sigma": sigma, "self_weight": self_weight, "lam": paper_values.LAMBDA}
-    return {name: fedamp_jax.fedamp(task, solver, **{**base, **v.change(sigma, m)}) for name, v in VARIANTS.items()}
+    return {name: fedamp_jax.fedamp(task, solver, **{**base, **VARIANTS[name].change(sigma, m)}) for name in names}
 
 
-def sigma_of(variant: str, options: Options) -> float:
-    """A variant's sigma."""
-    assert options.sigma is not None  # `finish` has set it
-    return VARIANTS[variant].change(options.sigma, 1).get("sigma", options.sigma)
+def scales(options: Options) -> Mapping[str, float | None]:
+    """Each variant's sigma."""
+    sigma = options.attention.sigma
+    return {name: variant.change(sigma, 1).get("sigma", sigma) for name, variant in VARIANTS.items()}
 
 
-def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
-    """The clients, the model, and every variant by its name."""
-    federation = fedamp_paper.load(options, "practical")
-    task = fedamp_paper.make_task(options, federation)
-    return federation, task, make_algorithms(options, federation, task)
-
-
-def execute(options: Options, folder: Path) -> RunResults:
-    """Train every chosen variant, writing results into `folder` after each one; returns the results."""
-    federation, task, algorithms = prepare(options)
-    sigmas = {name: sigma_of(name, options) for name in algorithms}
-    results = train_methods("ablation", options, folder, federation, task, algorithms, {}, sigmas=sigmas)
-    run_folder.write_files(results, folder)
-    messages.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
-    return results
-
-
-def main() -> None:
-    """Run from the command line."""
-    with command_line.experiment(Options, __doc__, "ablation") as (options, folder):
-        options = fedamp_paper.finish(options, "practical")
-        if options.dry_run is not None:
-            federation, _, algorithms = prepare(options)
-            return cost.show(options, federation, algorithms)
-        execute(options, folder)
-
+EXPERIMENT = fedamp_paper.experiment(
+    "ablation",
+    __doc__,
+    options=Options(setting="practical", attention=Sigma()),
+    names=tuple(VARIANTS),
+    quick_names=(),
+    methods=methods,
+    paper=nothing,
+    scales=scales,
+)
 
 if __name__ == "__main__":
-    main()
+    main(EXPERIMENT)

@@ -11,8 +11,7 @@ each client trains on 80 % of its examples and is judged by the rest. Then judge
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -24,51 +23,57 @@ from fedamp_jax.algorithms.fedamp import ALPHA, proximal
 from fedamp_jax.attention import Memory, normalize, perplexity
 from fedamp_jax.checks import check_number
 from fedamp_jax.data import Federation, hold_out
-from fedamp_jax.engine import server
-from fedamp_jax.engine.hyperparameters import per_client
+from fedamp_jax.engine import per_client, server
 from fedamp_jax.experiments import fedamp_paper, paper_values
 from fedamp_jax.placement import ByParameters
-from fedamp_jax.report.schema import RunResults
-from fedamp_jax.runner import command_line, cost, grid, run_folder
-from fedamp_jax.runner.options import Unused
-from fedamp_jax.runner.train import train_methods
+from fedamp_jax.runner.entry import main
+from fedamp_jax.runner.experiment import nothing
+from fedamp_jax.runner.options import Data, Options
 from fedamp_jax.trees import head_mask, partition
 
 SIGMAS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 """The grid over which a person would tune FedAMP's sigma."""
+
+NAMES = (
+    "Separate", "FedAvg-FT", "FedAMP", *(f"sigma-{s:g}" for s in SIGMAS), "HeurFedAMP",
+    *(f"{kind}-{k}" for k in (4, 8, 15) for kind in ("perplexity", "auto")), "cosine-8", "falling-8", "perplexity-8-FT",
+    "mean", "gap", "mixture", "heads-8", "updates-8", "momentum-8", "layers-8", "groups",
+)  # fmt: skip
+"""The variants, in the order of the tables."""
 
 Score = Callable[..., Any]
 """`(distances [M, M], edges [M, M]) -> scores [M, M]` whose softmax are the weights of the others."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(fedamp_paper.Options):
-    """The settings of one run."""
+class Setting:
+    """Clients."""
 
-    methods: tuple[str, ...] = ("all",)
-    """Variants to train, by name (FedAMP, perplexity-8, ...), or all."""
-    validation_fraction: float = 0.2
-    """Share of the training data to judge by, in place of test data."""
     setting: Literal["practical", "dirichlet"] = "practical"
     """practical: groups of clients; dirichlet: classes by --alpha."""
     alpha: float = 0.1
     """Concentration of Dirichlet; the smaller, the fewer classes of a client."""
     train_share: float = 1.0
     """Share of each client's training examples that is used."""
-    sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Of the variant FedAMP. Default: the paper's or ours."""
-    heur_sigma: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Of the variant HeurFedAMP. Default: the paper's or ours."""
-    sgd_learning_rate: Unused[float] = paper_values.SGD_LEARNING_RATE
-    holdout_clients: Unused[int] = 0
+
+    @property
+    def name(self) -> str:
+        """The setting, as `fedamp_jax.data.federation` names it."""
+        return self.setting
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `fedamp_jax.data.federation`."""
+        return {"alpha": self.alpha}
 
 
 @dataclasses.dataclass(frozen=True)
-class Command(Options):
-    """The options of the command."""
+class Sigmas:
+    """Attention weights."""
 
-    seeds: tuple[int, ...] = ()
-    """Several seeds instead of --seed; mean and deviation are reported."""
+    sigma: float | None = None
+    """Of the variant FedAMP. Default: the paper's or ours."""
+    heur_sigma: float | None = None
+    """Of the variant HeurFedAMP. Default: the paper's or ours."""
 
 
 def softmax_of(k: Any) -> Score:
@@ -98,21 +103,23 @@ def by_layer(models: ByParameters, edges: jax.Array) -> jax.Array:
     return total
 
 
-def make_algorithms(options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
+def variants(options: Options, federation: Federation, task: Task) -> dict[str, Algorithm]:
     """Every variant by its name."""
-    solver, m = fedamp_paper.make_solver(options), len(federation.train.size)
-    self_weight = jnp.asarray(paper_values.self_weights(options.setting, federation), jnp.float32)
+    solver, m = options.training.solver(), len(federation.train.size)
+    self_weight = jnp.asarray(paper_values.self_weights(options.setting.name, federation), jnp.float32)
     common = {"self_weight": self_weight, "lam": paper_values.LAMBDA}
-    published = fedamp_paper.make_algorithms(options.setting, options, federation, task)
-    named = {name: published[name] for name in ("Separate", "FedAvg-FT")}
-    for name, sigma in (("FedAMP", options.sigma), *((f"sigma-{s:g}", s) for s in SIGMAS)):
+    named = fedamp_paper.methods(options, federation, task, ("Separate", "FedAvg-FT"))
+    for name, sigma in (("FedAMP", options.attention.sigma), *((f"sigma-{s:g}", s) for s in SIGMAS)):
         named[name] = fedamp_jax.fedamp(task, solver, sigma=sigma, **common)
-    named["HeurFedAMP"] = fedamp_jax.heurfedamp(task, solver, sigma=options.heur_sigma, **common)
+    named["HeurFedAMP"] = fedamp_jax.heurfedamp(task, solver, sigma=options.attention.heur_sigma, **common)
     for k in (4, 8, 15):
         named[f"perplexity-{k}"] = fedamp_jax.fedamp(task, solver, sigma=perplexity(k), **common)
         own = {**common, "self_weight": own_weight(k)}
         named[f"auto-{k}"] = fedamp_jax.fedamp(task, solver, sigma=perplexity(k), **own)
-    falling = lambda k: jnp.maximum(8.0, (m - 1) * 0.8 ** k.astype(jnp.float32))  # noqa: E731
+
+    def falling(k: jax.Array) -> jax.Array:
+        return jnp.maximum(8.0, (m - 1) * 0.8 ** k.astype(jnp.float32))
+
     return {
         **named,
         "cosine-8": fedamp_jax.heurfedamp(task, solver, sigma=perplexity(8), **common),
@@ -172,8 +179,9 @@ def other_weights(task: Task, solver: Solver, self_weight: Any, federation: Fede
     def layers(models: ByParameters, edges: Any, k: Any, own: Any) -> Any:
         return normalize(softmax_of(8)(by_layer(models, edges), edges), edges, own)
 
-    rows = lambda start: jax.tree.leaves(start)[0].shape[0]  # noqa: E731
-    last_xi = Memory(lambda start: jnp.zeros((rows(start),) * 2), lambda memory, begin, info: info.xi)
+    last_xi = Memory(
+        lambda start: jnp.zeros((jax.tree.leaves(start)[0].shape[0],) * 2), lambda memory, begin, info: info.xi
+    )
     begun = Memory(lambda start: start.params, lambda memory, begin, info: begin.params)
     made = {
         "mean": variant(fixed(jnp.zeros((m, m)))),
@@ -199,41 +207,48 @@ def one_round_more(base: Algorithm) -> Algorithm:
     return base._replace(personalize=personalize)
 
 
-def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
-    """The clients, the model, and every variant by its name."""
-    federation = fedamp_paper.load(dataclasses.replace(options, validation_fraction=0.0), options.setting)
-    if options.train_share < 1:
-        train, _ = hold_out(federation.train, 1 - options.train_share, seed=options.seed)
+def clients(options: Options) -> Federation:
+    """The clients with the share of their training examples that is used."""
+    federation = fedamp_paper.clients(options)
+    if options.setting.train_share < 1:
+        train, _ = hold_out(federation.train, 1 - options.setting.train_share, seed=options.schedule.seed)
         federation = federation._replace(train=train)
-    federation = fedamp_paper.judged(options, federation)
-    task = fedamp_paper.make_task(options, federation)
-    return federation, task, make_algorithms(options, federation, task)
+    return federation
 
 
-def execute(options: Options, folder: Path) -> RunResults:
-    """Train every chosen variant, writing results into `folder` after each one; returns the results."""
-    federation, task, algorithms = prepare(options)
-    sigmas = {
-        "FedAMP": options.sigma,
-        **dict.fromkeys(name for name in algorithms if name.startswith(("perplexity", "auto"))),
-    }
-    results = train_methods("attention", options, folder, federation, task, algorithms, {}, sigmas=sigmas)
-    run_folder.write_files(results, folder)
-    return results
+def finish(options: Options) -> Options:
+    """As `fedamp_paper.finish`, with the practical setting's sigmas."""
+    check_number("--alpha", options.setting.alpha, low=0)
+    check_number("--train-share", options.setting.train_share, low=0, high=1)
+    practical = fedamp_paper.finish(dataclasses.replace(options, setting="practical"))
+    return dataclasses.replace(practical, setting=options.setting)
 
 
-def main() -> None:
-    """Run from the command line."""
-    with command_line.experiment(Command, __doc__, "attention") as (command, folder):
-        fields = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
-        options = fedamp_paper.finish(Options(**fields), "practical")
-        check_number("--alpha", options.alpha, low=0)
-        check_number("--train-share", options.train_share, low=0, high=1)
-        if options.dry_run is not None:
-            federation, _, algorithms = prepare(options)
-            return cost.show(options, federation, algorithms)
-        grid.run("attention", [grid.Variant("", options)], command.seeds, folder, execute)
+def methods(options: Options, federation: Federation, task: Task, names: Sequence[str]) -> dict[str, Algorithm]:
+    """The variants of these names; `groups` only where there are groups."""
+    every = variants(options, federation, task)
+    return {name: every[name] for name in names if name in every}
 
+
+def scales(options: Options) -> Mapping[str, float | None]:
+    """FedAMP's sigma; a perplexity has a scale for each client."""
+    by_perplexity = [name for name in NAMES if name.startswith(("perplexity", "auto"))]
+    return {"FedAMP": options.attention.sigma, **dict.fromkeys(by_perplexity)}
+
+
+EXPERIMENT = fedamp_paper.experiment(
+    "attention",
+    __doc__,
+    options=Options(data=Data(validation_fraction=0.2), setting=Setting(), attention=Sigmas()),
+    names=NAMES,
+    quick_names=(),
+    finish=finish,
+    clients=clients,
+    methods=methods,
+    paper=nothing,
+    scales=scales,
+    panels={},
+)
 
 if __name__ == "__main__":
-    main()
+    main(EXPERIMENT)

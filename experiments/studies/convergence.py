@@ -15,6 +15,7 @@ with the full proximal weight of Eq. 4, minimizes F + lam / 2 calA in place of G
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -27,7 +28,8 @@ from result_types import KINDS, ConvergenceResults, TheoremResults
 
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.report import figures, files
-from fedamp_jax.runner import command_line, messages, provenance, run_folder
+from fedamp_jax.runner import command_line, provenance, run_folder
+from fedamp_jax.runner.messages import say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,23 +178,22 @@ def execute(options: Options) -> ConvergenceResults:
     options = dataclasses.replace(options, rounds=tuple(sorted(set(options.rounds))))
     if len(options.rounds) < 2:
         raise ValueError(f"--rounds needs at least two values of K, for a slope; got {options.rounds}")
-    run_folder.results_in(folder, {"experiment": "convergence", **provenance.settings_of(options)}, KINDS)
-    head = provenance.describe_run("convergence", options)
-    head["rounds"] = list(options.rounds)
+    settings = {name: value for name, value in json.loads(json.dumps(vars(options))).items() if name != "out"}
+    run_folder.results_in(folder, {"experiment": "convergence", **settings}, KINDS)
+    head = provenance.describe_run("convergence", "made up", settings, list(options.rounds))
     results: ConvergenceResults = {**head, "theorem1": theorem1(options), "theorem2": theorem2(options)}
     files.write_json(results, folder / "results.json")
     figures.save(draw(results), folder / "convergence.png")
     for key, rows in (("theorem1", results["theorem1"]), ("theorem2", results["theorem2"])):
         worst = max(g / b for g, b in zip(rows["gap"], rows["bound"], strict=True))
         text = f"{key}: slope {rows['slope']:.2f}, largest measured / bound {worst:.2g}"
-        messages.console.print(text, highlight=False)
+        say(text)
     return results
 
 
 def main() -> None:
     """Run from the command line."""
-    command_line.show_help(Options, __doc__, "convergence")
-    options = tyro.cli(Options)
+    options = tyro.cli(Options, description=__doc__)
     with command_line.readable_errors():
         execute(options)
 

@@ -35,8 +35,9 @@ from fedamp_jax.driver.rounds import round_keys
 from fedamp_jax.experiments import fedamp_paper
 from fedamp_jax.report import figures, files
 from fedamp_jax.report.schema import Head
-from fedamp_jax.runner import command_line, live, machine, messages, provenance, run_folder
-from fedamp_jax.runner.options import Unused, chosen, participation
+from fedamp_jax.runner import command_line, machine, messages, provenance, run_folder
+from fedamp_jax.runner.messages import console, say
+from fedamp_jax.runner.options import Options, participation
 
 Attack = Literal["sign", "scale", "random", "absent"]
 ATTACKS: dict[Attack, str] = {
@@ -48,28 +49,26 @@ ATTACKS: dict[Attack, str] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(fedamp_paper.Options):
-    """The settings of one run."""
+class Faults:
+    """Faulty clients."""
 
-    rounds: int | None = None
-    """Communication rounds. Default: the paper's 90; 15 for digits."""
-    quick: bool = False
-    """A trial: 3 rounds of 2 epochs."""
     attacks: tuple[Attack, ...] = tuple(ATTACKS)
     """The model times -1 (sign) or 10 (scale), random, or absent."""
     shares: tuple[float, ...] = (0.1, 0.2, 0.3)
     """Shares of the clients that are faulty."""
-    # A run is one compiled program that is evaluated once, so these have no meaning.
-    evaluate_every: Unused[int] = 1
-    checkpoint_every: Unused[int] = 10
-    holdout_clients: Unused[int] = 0
-    save_models: Unused[bool] = False
-    keep_checkpoints: Unused[Literal["auto", "always", "never"]] = "auto"
-    validation_fraction: Unused[float] = 0.0
-    devices: Unused[int | None] = None
-    log: Unused[tuple[live.Log, ...]] = ()
-    offload: Unused[bool] = False
-    dry_run: Unused[str | None] = None
+
+    name = "practical"
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `fedamp_jax.data.federation`: none."""
+        return {}
+
+
+MEANINGLESS = (
+    "evaluate_every", "checkpoint_every", "keep_checkpoints", "save_models", "holdout_clients", "validation_fraction",
+    "devices", "log", "offload", "dry_run",
+)  # fmt: skip
+"""Options that are refused: a run is one compiled program, and evaluated once."""
 
 
 class Fault(NamedTuple):
@@ -104,10 +103,9 @@ def corruption(fault: Fault) -> Callable[[jax.Array, fedamp_jax.Data, Any], Any]
 
 def trainer(algorithm: Algorithm, options: Options, federation: Federation, task: Task) -> Callable[[Fault], tuple]:
     """A compiled program for every fault of one method: `Fault -> (accuracy [M], xi [M, M] or None, rejected [M])`."""
-    assert options.rounds is not None  # `finish` has set them
-    rounds, key = options.rounds, jax.random.key(options.seed)
-    train, test = (Placement(chunk=options.chunk).place(data) for data in federation[:2])
-    who = participation(options, len(train.size))
+    rounds, key = options.schedule.number_of_rounds, jax.random.key(options.schedule.seed)
+    train, test = (Placement(chunk=options.machine.chunk).place(data) for data in federation[:2])
+    who = participation(options.schedule, len(train.size))
 
     def weights_and_rejected(key: jax.Array, state: Any, info: Info) -> tuple[jax.Array | None, jax.Array]:
         return info.xi, info.rejected
@@ -137,8 +135,8 @@ def weight_to_bad(xi: np.ndarray, bad: np.ndarray) -> float:
 def measure(algorithm: Algorithm, options: Options, federation: Federation, task: Task) -> FaultyMethodResults:
     """One method's entry in results.json; accuracies in percent."""
     m = len(federation.train.size)
-    order = np.random.default_rng(options.seed).permutation(m)
-    bad = {share: np.isin(np.arange(m), order[: round(share * m)]) for share in sorted(options.shares)}
+    order = np.random.default_rng(options.schedule.seed).permutation(m)
+    bad = {share: np.isin(np.arange(m), order[: round(share * m)]) for share in sorted(options.setting.shares)}
     always_honest = ~np.any(list(bad.values()), axis=0)
     began, run = time.perf_counter(), trainer(algorithm, options, federation, task)
 
@@ -149,7 +147,7 @@ def measure(algorithm: Algorithm, options: Options, federation: Federation, task
 
     clean = train(np.zeros(m, bool), "sign")[0][always_honest]
     attacks: dict[str, AttackResults] = {}
-    for attack in options.attacks:
+    for attack in options.setting.attacks:
         results = [train(mask, attack) for mask in bad.values()]
         given: list[float | None] = [
             weight_to_bad(xi, mask) for (_, xi, _), mask in zip(results, bad.values()) if xi is not None
@@ -214,38 +212,66 @@ def check_shares(shares: tuple[float, ...], m: int) -> None:
         seen[faulty] = share
 
 
+def finish(options: Options) -> Options:
+    """As `fedamp_paper.finish`, with 15 rounds for digits.
+
+    Raises:
+        ValueError: a share is no share, or an option has no meaning here.
+    """
+    defaults, given = Options().flat(), options.flat()
+    if wrong := [name for name in MEANINGLESS if given[name] != defaults[name]]:
+        flag = wrong[0].replace("_", "-")
+        raise ValueError(f"--{flag} has no meaning here, as a run is one program that is evaluated once: leave it out")
+    for share in options.setting.shares:
+        check_number("--shares", share, low=0, high=0.9)
+    if options.schedule.rounds is None and options.data.dataset == "digits":
+        options = options.replace(rounds=15)
+    return fedamp_paper.finish(options)
+
+
+EXPERIMENT = fedamp_paper.experiment(
+    "faulty",
+    __doc__,
+    options=Options(setting=Faults(), attention=fedamp_paper.Attention()),
+    quick_names=(),
+    finish=finish,
+    panels={},
+)
+
+
 def execute(options: Options, folder: Path) -> None:
     """Measure every chosen method, writing results into `folder` after each one."""
-    for share in options.shares:
-        check_number("--shares", share, low=0, high=0.9)
-    machine.configure(options.precision, options.dtype)
-    federation = fedamp_jax.data.federation(options.dataset, "practical", data_dir=options.data_dir, seed=options.seed)
-    check_shares(options.shares, len(federation.train.size))
-    task = fedamp_paper.make_task(options, federation)
-    available = fedamp_paper.make_algorithms("practical", options, federation, task)
-    names = chosen(options.methods, available)
-    participation(options, len(federation.train.size))
+    machine.configure(options.machine.precision, options.training.dtype)
+    data = options.data
+    federation = fedamp_jax.data.federation(
+        data.dataset, "practical", data_dir=data.data_dir, seed=options.schedule.seed
+    )
+    check_shares(options.setting.shares, len(federation.train.size))
+    participation(options.schedule, len(federation.train.size))
+    task, names = fedamp_paper.model(options, federation), EXPERIMENT.chosen(options)
     done, head = run_folder.open_folder(folder, options, "faulty", KINDS)
-    order = [n for n in available if n in names or n in done]
-    kept = cast(Head, head) if all(n in done for n in order) else provenance.describe_run("faulty", options)
+    order = [name for name in EXPERIMENT.names if name in names or name in done]
+    available = fedamp_paper.methods(options, federation, task, order)
+    kept = cast(Head, head) if all(n in done for n in order) else provenance.describe("faulty", options)
     results: FaultyResults = {**kept, "clients": len(federation.train.size), "methods": {}}
     for name in order:
         if name not in done:
             done[name] = measure(available[name], options, federation, task)
-        messages.console.print(f"{name}: {done[name]['seconds']:.0f} s", highlight=False)
+        say(f"{name}: {done[name]['seconds']:.0f} s")
         results["methods"] = {n: done[n] for n in order if n in done}
         files.write_json(results, folder / "results.json")
     figures.save(draw(results), folder / "faulty.png")
-    messages.console.print(table(results))
-    messages.console.print(f"Figure: {folder / 'faulty.png'}", highlight=False, soft_wrap=True)
+    console.print(table(results))
+    say(f"Figure: {folder / 'faulty.png'}")
 
 
 def main() -> None:
     """Run from the command line."""
-    with command_line.experiment(Options, __doc__, "faulty", several_devices=False) as (options, folder):
-        if options.rounds is None and options.dataset == "digits":
-            options = dataclasses.replace(options, rounds=15)
-        execute(fedamp_paper.finish(options, "practical"), folder)
+    with command_line.readable_errors(resumable=True):
+        command = command_line.parse(EXPERIMENT, kinds=KINDS)
+        if command.seeds:
+            raise ValueError("--seeds is for experiments with curves: give --seed here, and another --out for each")
+        execute(command.variants[0].options, command_line.folder_of(command, "faulty"))
 
 
 if __name__ == "__main__":

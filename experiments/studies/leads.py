@@ -1,8 +1,8 @@
 """What might explain the paper's FedAvg on MNIST: the practical setting with one thing changed at a time.
 
     python experiments/studies/leads.py                          # the bundled digits
-    python experiments/studies/leads.py --dataset mnist --data-dir DIR --model mlp --leads tenth --methods FedAvg FedAMP
-    python experiments/studies/leads.py --leads base l2-1e-2 l2-1e-2+sorted
+    python experiments/studies/leads.py --dataset mnist --data-dir DIR --model mlp --lead tenth --methods FedAvg FedAMP
+    python experiments/studies/leads.py --lead base l2-1e-2 l2-1e-2+sorted
 
 There FedAvg is 16 points below FedAMP and 4 below training alone, and here it is not. Each lead is `practical.py`,
 except for what `LEADS` says about it; leads that a + joins are applied together. `proximal-tuning` is about FedAMP's
@@ -11,49 +11,44 @@ lead over FedAvg-FT.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Placement, Solver, Task
 from fedamp_jax.algorithms.fedamp import ALPHA, proximal
 from fedamp_jax.data import Federation, Source
 from fedamp_jax.experiments import fedamp_paper, paper_values
-from fedamp_jax.report.schema import RunResults
-from fedamp_jax.runner import command_line, cost, experiment, grid
-from fedamp_jax.runner.options import Unused
-from fedamp_jax.runner.run_folder import write_files
-from fedamp_jax.runner.train import train_methods
+from fedamp_jax.runner.entry import main
+from fedamp_jax.runner.experiment import Panel, nothing, source_of
+from fedamp_jax.runner.options import Options
 
 METHODS = ("Separate", "FedAvg", "FedAvg-FT", "APFL", "FedAMP")
 Methods = dict[str, Algorithm]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(fedamp_paper.Options):
-    """The settings of one run."""
+class Changes:
+    """The change."""
 
     lead: str = "base"
-    """What is changed, by name."""
-    holdout_clients: Unused[int] = 0
+    """What is changed: leads by name (base, tenth, ...), or several joined by + (tenth+sorted)."""
 
+    name = "practical"
 
-@dataclasses.dataclass(frozen=True)
-class Command(Options):
-    """The options of the command: each combination of lead and seed is a separate run."""
+    def arguments(self) -> dict[str, Any]:
+        """Of `fedamp_jax.data.federation`: none."""
+        return {}
 
-    lead: tyro.conf.Suppress[str] = "base"
-    leads: tuple[str, ...] = ("all",)
-    """What is changed: leads by name (base, tenth, ...), all, or several joined by + (tenth+sorted)."""
-    seeds: tuple[int, ...] = ()
-    """Several seeds instead of --seed; mean and standard deviation are reported."""
+    @property
+    def leads(self) -> list["Lead"]:
+        """The leads that are applied together."""
+        return [LEADS[name] for name in self.lead.split("+")]
 
 
 class MadeOf(NamedTuple):
@@ -190,61 +185,63 @@ LEADS = {
 }  # fmt: skip
 
 
-def variants_of(command: Command) -> list[grid.Variant]:
-    """The options of a run for each lead."""
-    names = [name for lead in command.leads for name in (LEADS if lead == "all" else (lead,))]
-    unknown = [part for name in names for part in name.split("+") if part not in LEADS]
-    if unknown:
-        raise ValueError(f"--leads: there is no {' and no '.join(unknown)}; there are {' '.join(LEADS)} all")
-    variants = []
-    for name in names:
-        one: dict[str, Any] = {f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}
-        one["lead"] = name
-        if "one-optimizer" in name.split("+"):
-            if (command.devices or 1) > 1:
-                raise ValueError("--leads one-optimizer trains one client after the other: leave out --devices")
-            one["devices"] = 1
-        variants.append(grid.Variant(name, fedamp_paper.finish(Options(**one), "practical")))
-    return variants
+def finish(options: Options) -> Options:
+    """As `fedamp_paper.finish`.
+
+    Raises:
+        ValueError: there is no such lead, or it does not fit the machine.
+    """
+    parts = options.setting.lead.split("+")
+    if unknown := [part for part in parts if part not in LEADS]:
+        raise ValueError(f"--lead: there is no {' and no '.join(unknown)}; there are {' '.join(LEADS)}")
+    if "one-optimizer" in parts:
+        if (options.machine.devices or 1) > 1:
+            raise ValueError("--lead one-optimizer trains one client after the other: leave out --devices")
+        options = options.replace(devices=1)
+    return fedamp_paper.finish(options)
 
 
-def prepare(options: Options) -> tuple[Federation, Task, Methods]:
-    """The clients, the model, and every method by its name, with the changes of the leads."""
-    leads = [LEADS[name] for name in options.lead.split("+")]
-
-    def changed(what: str, value: Any) -> Any:
-        return functools.reduce(lambda value, lead: getattr(lead, what)(value), leads, value)
-
-    federation = fedamp_paper.load(options, "practical", changed("source", experiment.source_of(options)))
-    federation = changed("clients", federation)
-    task = changed("task", fedamp_paper.make_task(options, federation))
-    make = functools.partial(fedamp_paper.make_algorithms, "practical", options, federation, task)
-    solver = changed("solver", fedamp_paper.make_solver(options))
-    every = make(solver)
-    methods = {name: every[name] for name in METHODS}
-    for lead in leads:
-        methods = lead.methods(methods, MadeOf(task, solver, make))
-    return federation, task, methods
+def changed(options: Options, what: str, value: Any) -> Any:
+    """`value` with the changes of all leads to it."""
+    return functools.reduce(lambda value, lead: getattr(lead, what)(value), options.setting.leads, value)
 
 
-def execute(options: Options, folder: Path) -> RunResults:
-    """Train every chosen method with one lead, writing results into `folder`; returns the results."""
-    federation, task, methods = prepare(options)
-    paper = paper_values.bmta("practical", options.dataset, vars(options))
-    results = train_methods("leads", options, folder, federation, task, methods, paper)
-    write_files(results, folder)
-    return results
+def clients(options: Options) -> Federation:
+    """The clients, with the changes of the leads to them and to the data set."""
+    return changed(options, "clients", fedamp_paper.clients(options, changed(options, "source", source_of(options))))
 
 
-def main() -> None:
-    """Run from the command line."""
-    with command_line.experiment(Command, __doc__, "leads") as (command, folder):
-        variants = variants_of(command)
-        if command.dry_run is not None:
-            federation, _, methods = prepare(variants[0].options)
-            return cost.show(variants[0].options, federation, methods)
-        grid.run("leads", variants, command.seeds, folder, execute)
+def model(options: Options, federation: Federation) -> Task:
+    """The model, with the changes of the leads."""
+    return changed(options, "task", fedamp_paper.model(options, federation))
 
+
+def methods(options: Options, federation: Federation, task: Task, names: Sequence[str]) -> Methods:
+    """The methods of these names, with the changes of the leads, which may leave one out."""
+
+    def make(solver: Solver) -> Methods:
+        return fedamp_paper.methods(options, federation, task, METHODS, solver)
+
+    solver = changed(options, "solver", options.training.solver())
+    made = make(solver)
+    for lead in options.setting.leads:
+        made = lead.methods(made, MadeOf(task, solver, make))
+    return {name: made[name] for name in names if name in made}
+
+
+EXPERIMENT = fedamp_paper.experiment(
+    "leads",
+    __doc__,
+    options=Options(setting=Changes(), attention=fedamp_paper.Attention()),
+    names=METHODS,
+    quick_names=(),
+    finish=finish,
+    clients=clients,
+    model=model,
+    methods=methods,
+    scales=nothing,
+    panels={"lead": Panel(str, tuple(LEADS))},
+)
 
 if __name__ == "__main__":
-    main()
+    main(EXPERIMENT)

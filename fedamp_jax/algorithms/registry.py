@@ -3,15 +3,17 @@
 Tables, `--methods`, the tests' property checks and the README's table follow from it.
 """
 
+import ast
 import dataclasses
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import optax
 
 from fedamp_jax.algorithms.apfl import apfl
 from fedamp_jax.algorithms.ditto import ditto
-from fedamp_jax.algorithms.fedamp import fedamp
+from fedamp_jax.algorithms.fedamp import Shared, attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
@@ -26,6 +28,8 @@ from fedamp_jax.algorithms.shared_body import fedbabu, fedper, fedrep
 from fedamp_jax.attention import Perplexity
 from fedamp_jax.engine.solver import Solver
 from fedamp_jax.types import Algorithm, Task
+
+Methods = dict[str, Algorithm]
 
 
 class Setup(NamedTuple):
@@ -127,10 +131,75 @@ PAPER_METHODS = tuple(name for name, method in METHODS.items() if method.of_pape
 """The methods of the FedAMP paper's tables, in their order."""
 
 
-def make_all(setup: Setup) -> dict[str, Algorithm]:
-    """Every method with an experiment's hyper-parameters, by name; one that wraps another shares its programs."""
-    made: dict[str, Algorithm] = {}
-    for name, method in METHODS.items():
-        base = {} if method.base is None else {"base": made[method.base]}
-        made[name] = method.factory(setup.task, **{"solver": setup.solver, **base, **method.arguments(setup)})
-    return made
+def make(names: Iterable[str], setup: Setup, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Methods:
+    """Methods with an experiment's hyper-parameters, by name; those that wrap another one share its programs.
+
+    Args:
+        names: of `METHODS`; only these are made, and those that they wrap.
+        setup: what the hyper-parameters follow from.
+        changes: by method, hyper-parameters with other values, as of `parse`.
+    """
+    made: Methods = {}
+
+    def one(name: str) -> Algorithm:
+        if name not in made:
+            method = METHODS[name]
+            base = {} if method.base is None else {"base": one(method.base)}
+            arguments = {"solver": setup.solver, **base, **method.arguments(setup), **(changes or {}).get(name, {})}
+            made[name] = method.factory(setup.task, **arguments)
+        return made[name]
+
+    return {name: one(name) for name in names}
+
+
+def hyperparameters(name: str) -> dict[str, Any]:
+    """The hyper-parameters of a method that are numbers, words, or yes or no, with the factory's defaults.
+
+    `inspect.Parameter.empty` stands for those without a default.
+
+    >>> hyperparameters("Ditto")
+    {'lam': 0.1, 'stats': 'local'}
+    """
+    found = {}
+    for key, parameter in inspect.signature(METHODS[name].factory).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:  # what FedAMP and HeurFedAMP share
+            shared = inspect.signature(attentive).parameters
+            found |= {one: shared[one].default for one in Shared.__annotations__}
+        elif parameter.kind is parameter.KEYWORD_ONLY and parameter.annotation in (Any, bool, float, int, str):
+            found[key] = parameter.default
+    return found
+
+
+def parse(words: Iterable[str], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Hyper-parameters by method, from words such as `Ditto.lam=0.5`.
+
+    Args:
+        words: `METHOD.NAME=VALUE`; a value is a number, True, False, None, or a word.
+        names: the methods that there are.
+
+    Raises:
+        ValueError: a word has another form, or there is no such method or hyper-parameter. Values are checked by the
+            method's factory.
+
+    >>> parse(["Ditto.lam=0.5", "FedAMP.start=personal"], METHODS)
+    {'Ditto': {'lam': 0.5}, 'FedAMP': {'start': 'personal'}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    by_name = {name.lower(): name for name in names if name in METHODS}
+    for word in words:
+        target, equals, value = word.partition("=")
+        method, dot, key = target.partition(".")
+        if not (equals and dot and key and value):
+            raise ValueError(f"--set needs METHOD.NAME=VALUE, such as Ditto.lam=0.5, got {word!r}")
+        if method.lower() not in by_name:
+            there = ", ".join(by_name.values()) or "none whose hyper-parameters can be set"
+            raise ValueError(f"--set {word}: there is no method {method} here; there are {there}")
+        name = by_name[method.lower()]
+        if key not in hyperparameters(name):
+            there = ", ".join(hyperparameters(name)) or "none"
+            raise ValueError(f"--set {word}: {name} has no hyper-parameter {key}; it has {there}")
+        try:
+            found.setdefault(name, {})[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found.setdefault(name, {})[key] = value
+    return found

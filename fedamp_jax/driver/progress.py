@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedamp_jax.driver.history import mean_of
 from fedamp_jax.types import Metric
 
+_SECONDS = 5.0  # from one line to the next: a round of a small model takes milliseconds
+
 
 def note_of(metric: Metric, scores: np.ndarray) -> str:
     """What the progress bar says of a metric `[M]`: the mean over the clients that have test data."""
@@ -19,7 +21,9 @@ def note_of(metric: Metric, scores: np.ndarray) -> str:
 
 
 class Shown:
-    """Shows how far a run is: a bar in a terminal, elsewhere (a pipe, nohup, SLURM) a line for each evaluated round.
+    """Shows how far a run is: a bar in a terminal; elsewhere (a pipe, nohup, SLURM) a line every few seconds.
+
+    The last round always has its line.
 
     Args:
         label: what the run is called.
@@ -30,6 +34,7 @@ class Shown:
 
     def __init__(self, label: str, rounds: int, done: int, shown: bool):
         self._label, self._rounds, self._first, self._began = label, rounds, done, time.monotonic()
+        self._printed = self._began
         what, note = TextColumn("{task.description:<17}"), TextColumn("{task.fields[note]}")
         said = (what, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn(), TimeRemainingColumn())
         self._bar = Progress(*said, disable=not shown)
@@ -51,8 +56,9 @@ class Shown:
         if k == self._first + 1 and note is None:
             fields = {"note": ""}  # no longer compiling
         self._bar.update(self._task, completed=k, **fields)
-        if self._lines and note is not None:
-            took = time.monotonic() - self._began
+        now = time.monotonic()
+        if self._lines and note is not None and (k == self._rounds or now - self._printed >= _SECONDS):
+            took, self._printed = now - self._began, now
             left = took / (k - self._first) * (self._rounds - k)
             text = f"{self._label}: round {k} of {self._rounds}, {note}, {took:.0f} s"
             print(f"{text}, about {left:.0f} s left" if left else text, flush=True)

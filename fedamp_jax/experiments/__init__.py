@@ -1,1 +1,1 @@
-"""The experiments of the FedAMP and PFLEGO papers, and what they share. The scripts in `experiments/` run them."""
+"""What is run: each experiment is a record, by name in `catalogue.EXPERIMENTS`."""

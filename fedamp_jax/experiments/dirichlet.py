@@ -9,16 +9,16 @@ and HeurFedAMP find sigma by themselves (--sigma auto), as the FedAMP paper has 
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.experiments import fedamp_paper
-from fedamp_jax.runner import command_line
+from fedamp_jax.runner.options import Options
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(fedamp_paper.Options):
-    """The settings of one run."""
+class Dirichlet:
+    """Clients."""
 
     split: Literal["dirichlet", "shards", "quantity"] = "dirichlet"
     """dirichlet, quantity (sizes) or shards (two each)."""
@@ -29,29 +29,36 @@ class Options(fedamp_paper.Options):
     clients: int | None = None
     """Number of clients. Default: 100; 62 for emnist, 20 for digits."""
 
+    @property
+    def name(self) -> str:
+        """The setting, as `fedamp_jax.data.federation` names it."""
+        return f"{self.split}-balanced" if self.balanced else self.split
 
-@dataclasses.dataclass(frozen=True)
-class Command(fedamp_paper.Command, Options):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The options of the command."""
+    def arguments(self) -> dict[str, Any]:
+        """Of `fedamp_jax.data.federation`."""
+        return {"alpha": self.alpha, "clients": self.clients}
 
 
-def setting_of(options: Options) -> str:
-    """The setting, as `fedamp_jax.data.federation` names it.
+def finish(options: Options) -> Options:
+    """As `fedamp_paper.finish`.
 
     Raises:
         ValueError: an option has no meaning together with --split.
     """
-    check_number("--alpha", options.alpha, low=0)
-    if options.split == "shards" and options.alpha != Options.alpha:
-        raise ValueError(f"--alpha {options.alpha:g} is for --split dirichlet and quantity: leave it out")
-    if options.clients is not None:
-        check_integer("--clients", options.clients, low=1)
-    if options.balanced and options.split != "dirichlet":
-        raise ValueError(f"--balanced is for --split dirichlet, not for {options.split}: leave it out")
-    return f"{options.split}-balanced" if options.balanced else options.split
+    own = options.setting
+    check_number("--alpha", own.alpha, low=0)
+    if own.split == "shards" and own.alpha != Dirichlet.alpha:
+        raise ValueError(f"--alpha {own.alpha:g} is for --split dirichlet and quantity: leave it out")
+    if own.clients is not None:
+        check_integer("--clients", own.clients, low=1)
+    if own.balanced and own.split != "dirichlet":
+        raise ValueError(f"--balanced is for --split dirichlet, not for {own.split}: leave it out")
+    return fedamp_paper.finish(options)
 
 
-def main() -> None:
-    """Run from the command line."""
-    with command_line.experiment(Command, __doc__, "dirichlet") as (command, folder):
-        fedamp_paper.run_setting("dirichlet", setting_of(command), command, Options, folder)
+DIRICHLET = fedamp_paper.experiment(
+    "dirichlet",
+    __doc__,
+    options=Options(setting=Dirichlet(), attention=fedamp_paper.Attention()),
+    finish=finish,
+)

@@ -17,40 +17,41 @@ cannot be compared with the paper's.
 """
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
 import numpy as np
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Task
+from fedamp_jax import Task
 from fedamp_jax.data import Federation, Omniglot, Source, check_pair, from_lists, partition
-from fedamp_jax.experiments import paper_values, pflego_paper
-from fedamp_jax.report.schema import RunResults
-from fedamp_jax.runner import command_line, cost, experiment, grid, messages, run_folder
-from fedamp_jax.runner.options import participation
-from fedamp_jax.runner.train import train_methods
+from fedamp_jax.experiments import degrees, paper_values, pflego_paper
+from fedamp_jax.runner.experiment import Experiment, source_of
+from fedamp_jax.runner.options import Options, participation
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(pflego_paper.Options):
-    """The settings of one run."""
+class Rotations:
+    """Clients."""
 
-    dataset: Literal["digits", "omniglot"] = "digits"
-    """digits, a substitute, is bundled; omniglot is downloaded."""
     rotations: Literal["train", "pooled", "none"] | None = None
     """Rotated copies: train, pooled (before the split) or none."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Command(Options):
-    """The options of the command: each combination of participation and seed is a separate run."""
-
-    participation: tuple[float, ...] = (paper_values.PFLEGO_PARTICIPATION,)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Share of the clients invited to a round; each value is a panel."""
-    seeds: tuple[int, ...] = ()
-    """Several seeds instead of --seed; mean and deviation are reported."""
+def finish(options: Options) -> Options:
+    """Check the options, and fill in the rotations and the number of rounds."""
+    digits = options.data.dataset == "digits"
+    rotations = options.setting.rotations or ("none" if digits else "train")
+    if digits and rotations != "none":
+        raise ValueError(f"--rotations {rotations} is for --dataset omniglot: the digits are not rotated")
+    machine = options.machine
+    if not digits and machine.chunk is None and machine.dry_run in (None, "here") and jax.default_backend() == "cpu":
+        # The activations of a full batch of 3,300 drawings take gigabytes, and a CPU does not say what it has.
+        machine = dataclasses.replace(machine, chunk=1)
+    participation(options.schedule, max((20 if digits else 50) - options.data.holdout_clients, 1))
+    options = dataclasses.replace(options, setting=Rotations(rotations), machine=machine)
+    return pflego_paper.finish(options, 30 if digits else paper_values.OMNIGLOT_ROUNDS)
 
 
 def rotated(x: np.ndarray) -> np.ndarray:
@@ -89,57 +90,37 @@ def digits_substitute(source: Source, seed: int) -> Federation:
     return Federation(train, test, None)
 
 
-def prepare(options: Options) -> tuple[Federation, Task, dict[str, Algorithm]]:
-    """The clients, the model, and every method by its name."""
-    source = experiment.source_of(options, Source if options.dataset == "digits" else Omniglot)
-    if isinstance(source, Omniglot):
-        federation = alphabets(source, options.rotations or "train", options.seed)
-        model = fedamp_jax.models.omniglot_cnn
-    else:
-        federation, model = digits_substitute(source, options.seed), fedamp_jax.models.mlp
-    task = model(int(federation.train.classes.max()), shape=federation.train.x.shape[2:])
-    return federation, task, pflego_paper.make_algorithms(options, task, paper_values.OMNIGLOT_METHODS)
+def clients(options: Options) -> Federation:
+    """The alphabets, or their substitute."""
+    seed = options.schedule.seed
+    if options.data.dataset == "digits":
+        return digits_substitute(source_of(options), seed)
+    return alphabets(source_of(options, Omniglot), options.setting.rotations, seed)
 
 
-def execute(options: Options, folder: Path) -> RunResults:
-    """Train every chosen method, writing results into `folder`; returns the results."""
-    federation, task, algorithms = prepare(options)
-    paper = {}
-    if paper_values.as_in_pflego_tables(vars(options)) and options.dataset == "omniglot":
-        paper = {name: paper_values.PFLEGO_TABLE2[name][0] for name in algorithms}
-    results = train_methods(
-        "omniglot", options, folder, federation, task, algorithms, paper, score_rounds=paper_values.PFLEGO_FINAL_ROUNDS
-    )
-    run_folder.write_files(results, folder)
-    return results
+def model(options: Options, federation: Federation) -> Task:
+    """The paper's CNN; a perceptron for digits."""
+    made = fedamp_jax.models.mlp if options.data.dataset == "digits" else fedamp_jax.models.omniglot_cnn
+    return made(int(federation.train.classes.max()), shape=federation.train.x.shape[2:])
 
 
-def variants_of(command: Command) -> list[grid.Variant]:
-    """The options of a run for each participation."""
-    digits = command.dataset == "digits"
-    rotations = command.rotations or ("none" if digits else "train")
-    if digits and rotations != "none":
-        raise ValueError(f"--rotations {rotations} is for --dataset omniglot: the digits are not rotated")
-    variants = []
-    for share in command.participation:
-        one = {**{f.name: getattr(command, f.name) for f in dataclasses.fields(Options)}, "rotations": rotations}
-        rounds = 30 if digits else paper_values.OMNIGLOT_ROUNDS
-        options = pflego_paper.finish(Options(**{**one, "participation": share}), rounds)
-        on_cpu = options.dry_run in (None, "here") and jax.default_backend() == "cpu"
-        if not digits and options.chunk is None and on_cpu:
-            # The activations of a full batch of 3,300 drawings take gigabytes, and a CPU does not say what it has.
-            options = dataclasses.replace(options, chunk=1)
-        participation(options, 20 if digits else 50)
-        title = f"{messages.percent(share)} invited" if len(command.participation) > 1 else ""
-        variants.append(grid.Variant(title, options))
-    return variants
+def paper(options: Options) -> Mapping[str, float]:
+    """Table 2's accuracies, where it has the setting."""
+    if options.data.dataset != "omniglot" or not paper_values.as_in_pflego_tables(options.flat()):
+        return {}
+    return {name: value[0] for name, value in paper_values.PFLEGO_TABLE2.items()}
 
 
-def main() -> None:
-    """Run from the command line."""
-    with command_line.experiment(Command, __doc__, "omniglot") as (command, folder):
-        variants = variants_of(command)
-        if command.dry_run is not None:
-            federation, _, algorithms = prepare(variants[0].options)
-            return cost.show(variants[0].options, federation, algorithms)
-        grid.run("omniglot", variants, command.seeds, folder, execute)
+OMNIGLOT = Experiment(
+    name="omniglot",
+    text=__doc__,
+    options=Options(setting=Rotations(), training=pflego_paper.FullBatch(), schedule=degrees.SCHEDULE),
+    datasets=("digits", "omniglot"),
+    names=paper_values.OMNIGLOT_METHODS,
+    finish=finish,
+    clients=clients,
+    model=model,
+    methods=degrees.methods,
+    paper=paper,
+    score_rounds=paper_values.PFLEGO_FINAL_ROUNDS,
+)

@@ -19,7 +19,8 @@ of the body, and keeps the heads; its FedBABU is measured after local training o
 """
 
 import dataclasses
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +28,20 @@ import optax
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Data, Solver, Task, Variables
+from fedamp_jax.algorithms import registry
 from fedamp_jax.algorithms.pflego import head_steps
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.engine import for_each_client
-from fedamp_jax.engine.clients import at_home
+from fedamp_jax.engine import at_home, for_each_client
 from fedamp_jax.experiments import paper_values
-from fedamp_jax.runner.options import CommonOptions, check
+from fedamp_jax.runner.options import FULL, Options
 from fedamp_jax.trees import head_mask
 
-_FULL = 1 << 30  # batch size: all examples of a client
 _BLOCK = 256  # examples that PFLEGO processes at once; affects memory only
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(CommonOptions):
-    """The settings of one run."""
+class FullBatch:
+    """Local training."""
 
     tau: int = paper_values.TAU
     """Full-batch gradient steps of a client in a round."""
@@ -55,60 +55,68 @@ class Options(CommonOptions):
     """Models after local training, or as the server leaves them (shared)."""
     initial_heads: Literal["own", "common"] = "own"
     """Of PFLEGO, FedPer and FedRep: one for each client (own), or one for all."""
-    participation: float = paper_values.PFLEGO_PARTICIPATION
-    """Share of the clients invited to each round."""
-    evaluate_every: int = 10
-    """Rounds between evaluations; the last 10 are all evaluated."""
+
+    dtype: ClassVar[str] = "float32"
+    batch_size: ClassVar[int] = FULL
+
+    @property
+    def passes(self) -> int:
+        """Passes over a client's data in a round."""
+        return self.tau
+
+    def solver(self, steps: int | None = None, momentum: float | None = None, block: int = FULL) -> Solver:
+        """Full-batch steps, tau of them unless `steps` says otherwise."""
+        return Solver(optax.sgd(self.client_rate, momentum=momentum), steps or self.tau, block)
 
 
-AnyOptions = TypeVar("AnyOptions", bound=Options)
-
-
-def finish(options: AnyOptions, rounds: int) -> AnyOptions:
+def finish(options: Options, rounds: int) -> Options:
     """Check the options and fill in those that depend on others; `rounds` is the default."""
-    rounds = rounds if options.rounds is None else options.rounds
-    tau, every = options.tau, options.evaluate_every
-    if options.quick:
-        rounds, tau, every = min(rounds, 3), min(tau, 5), 1
-    check_integer("--tau", tau, low=2)
-    check_number("--client-rate", options.client_rate, low=0)
-    check_number("--server-rate", options.server_rate, low=0)
-    options = dataclasses.replace(options, rounds=rounds, tau=tau, evaluate_every=every)
-    check(options)
-    return options
+    own, schedule = options.training, options.schedule
+    schedule = dataclasses.replace(schedule, rounds=rounds if schedule.rounds is None else schedule.rounds)
+    check_integer("--tau", own.tau, low=2)
+    check_number("--client-rate", own.client_rate, low=0)
+    check_number("--server-rate", own.server_rate, low=0)
+    if options.data.quick:
+        own = dataclasses.replace(own, tau=min(own.tau, 5))
+        schedule = dataclasses.replace(schedule, rounds=min(schedule.number_of_rounds, 3), evaluate_every=1)
+    return dataclasses.replace(options, training=own, schedule=schedule)
 
 
-def make_algorithms(options: Options, task: Task, names: tuple[str, ...]) -> dict[str, Algorithm]:
-    """The given methods, in that order."""
-    rate, local = options.client_rate, options.measure == "local"
+def methods(options: Options, task: Task, names: Sequence[str]) -> dict[str, Algorithm]:
+    """The methods of these names, in that order, with the paper's hyper-parameters."""
+    own, changes = options.training, registry.parse(options.schedule.set, names)
+    local, common = own.measure == "local", {"common_init": own.initial_heads == "common"}
+    whole, half, rest = own.solver(), own.solver(own.tau // 2), own.solver(own.tau - own.tau // 2)
+    in_blocks = own.solver(block=_BLOCK)
+    server = optax.adam(own.server_rate) if own.server == "adam" else None
+    rates = {"beta": own.client_rate, "rho": own.server_rate, "server_optimizer": server}
+    arguments: Mapping[str, tuple[Solver, Mapping[str, Any]]] = {
+        "FedAvg": (whole, {}),
+        "FedProx": (whole, {"mu": paper_values.MU}),
+        "Ditto": (whole, {"lam": paper_values.DITTO_LAMBDA}),
+        "FedPer": (whole, common),
+        "FedRep": (half, {"head_solver": rest, **common}),
+        "FedBABU": (own.solver(momentum=0.9), {"tuner": whole}),
+        "FedRecon": (half, {"head_solver": rest}),
+        "PFLEGO": (in_blocks, {**rates, **common}),
+    }
 
-    def solver(steps: int, momentum: float | None = None) -> Solver:
-        return Solver(optax.sgd(rate, momentum=momentum), steps, _FULL)
-
-    whole, half, rest = solver(options.tau), solver(options.tau // 2), solver(options.tau - options.tau // 2)
-    in_blocks = Solver(optax.sgd(rate), options.tau, _BLOCK)
-    server = optax.adam(options.server_rate) if options.server == "adam" else None
-    rho, common = options.server_rate, options.initial_heads == "common"
-
-    def tuned(base: Algorithm) -> Algorithm:
-        return fedamp_jax.fine_tuned(task, whole, base=base) if local else base
+    def all_tuned(base: Algorithm) -> Algorithm:
+        return fedamp_jax.fine_tuned(task, whole, base=base)
 
     def head_tuned(base: Algorithm) -> Algorithm:
-        return with_trained_heads(task, in_blocks, base, rate) if local else base
+        return with_trained_heads(task, in_blocks, base, own.client_rate)
 
-    makers = {
-        "FedAvg": lambda: tuned(fedamp_jax.fedavg(task, whole)),
-        "FedProx": lambda: tuned(fedamp_jax.fedprox(task, whole, mu=paper_values.MU)),
-        "Ditto": lambda: fedamp_jax.ditto(task, whole, lam=paper_values.DITTO_LAMBDA),
-        "FedPer": lambda: tuned(fedamp_jax.fedper(task, whole, common_init=common)),
-        "FedRep": lambda: head_tuned(fedamp_jax.fedrep(task, half, head_solver=rest, common_init=common)),
-        "FedBABU": lambda: fedamp_jax.fedbabu(task, solver(options.tau, momentum=0.9), tuner=whole),
-        "FedRecon": lambda: fedamp_jax.fedrecon(task, half, head_solver=rest),
-        "PFLEGO": lambda: head_tuned(
-            fedamp_jax.pflego(task, in_blocks, beta=rate, rho=rho, server_optimizer=server, common_init=common)
-        ),
+    measured: Mapping[str, Callable[[Algorithm], Algorithm]] = {
+        **dict.fromkeys(("FedAvg", "FedProx", "FedPer"), all_tuned),
+        **dict.fromkeys(("FedRep", "PFLEGO"), head_tuned),
     }
-    return {name: makers[name]() for name in names}
+    made = {}
+    for name in names:
+        solver, usual = arguments[name]
+        base = registry.METHODS[name].factory(task, solver, **{**usual, **changes.get(name, {})})
+        made[name] = measured[name](base) if local and name in measured else base
+    return made
 
 
 def with_trained_heads(task: Task, solver: Solver, base: Algorithm, rate: float) -> Algorithm:

@@ -248,7 +248,7 @@ def check_results(content: Any, kinds: Kinds = KINDS) -> Results:
         check(kind.content, content, "it")
         check(kind.settings, content["settings"], "settings")
         return content
-    if not content.keys() & {"methods", "parts"}:
+    if content["experiment"] not in kinds and not content.keys() & {"methods", "parts"}:
         raise ValueError(f"it is of the experiment {content['experiment']}, whose results have no curves by method")
     check(GridResults if "parts" in content else RunResults, content, "it")
     parts = content.get("parts", {"it": content})

@@ -1,8 +1,9 @@
-"""The command line of every experiment: common options, `--from results.json`, and how errors are shown."""
+"""The command line of every experiment: its options, `--from results.json`, and how errors are shown."""
 
 import contextlib
 import dataclasses
 import errno
+import itertools
 import shlex
 import signal
 import sys
@@ -10,7 +11,7 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import jax
 import tyro
@@ -19,12 +20,30 @@ from rich.markup import escape
 
 from fedamp_jax.driver.signals import Stopped
 from fedamp_jax.report import files
-from fedamp_jax.report.schema import Results
-from fedamp_jax.runner import help_text, machine, provenance, run_folder
-
-T = TypeVar("T")
+from fedamp_jax.report.schema import KINDS, Kinds, Results
+from fedamp_jax.runner import help_text, provenance
+from fedamp_jax.runner.experiment import Experiment
+from fedamp_jax.runner.grid import Variant
+from fedamp_jax.runner.options import choices
 
 _FROM = "Take the options of a results.json or .toml file; others override them."
+_SEEDS = "Several seeds instead of --seed; mean and deviation are reported."
+_RETIRED = {"sigma_sweep": False}
+"""Settings of earlier versions, and the value with which a run does not depend on them."""
+
+
+class Command(NamedTuple):
+    """What a command line asks for.
+
+    Attributes:
+        variants: a run for each combination of the values of options that take several.
+        seeds: several seeds instead of the one of the options; or none.
+        changed: the options that do not have their default, by name.
+    """
+
+    variants: list[Variant]
+    seeds: tuple[int, ...]
+    changed: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -41,13 +60,14 @@ def readable_errors(*, resumable: bool = False) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         command = shlex.join([*(word for word in provenance.words() if word != "--resume"), "--resume"])
-        print(f"\n{str(stop) or 'stopped'}.{f' Resume with: {command}' * resumable}", file=sys.stderr)
+        way_on = f" Resume with: {command}" if resumable else ""
+        print(f"\n{str(stop) or 'stopped'}.{way_on}", file=sys.stderr)
         sys.exit(128 + (stop.signal if isinstance(stop, Stopped) else signal.SIGINT))
     except (ValueError, TypeError, OSError, MemoryError) as error:
         everywhere = isinstance(error, (ValueError, TypeError)) and jax.distributed.is_initialized()
         if not everywhere or jax.process_index() == 0:
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-            way_out = ": make room, and run the same command with --resume" * full
+            way_out = ": make room, and run the same command with --resume" if full else ""
             text = f"[red]error:[/red] {escape(str(error))}{way_out}"
             Console(stderr=True).print(text, highlight=False, soft_wrap=True)
         sys.exit(2)
@@ -62,102 +82,129 @@ def report_unraisable(what: Any) -> None:
         sys.__unraisablehook__(what)
 
 
-@contextlib.contextmanager
-def experiment(kind: type[T], text: str | None, name: str, *, several_devices: bool = True) -> Iterator[tuple[T, Path]]:
-    """What every experiment begins with: read the command line, split the CPU, choose the folder for the results.
+def parse(experiment: Experiment, arguments: Sequence[str] | None = None, kinds: Kinds = KINDS) -> Command:
+    """What the command line asks for. Ends the process after `--help` and for words that no option takes.
 
     Args:
-        kind: the dataclass of its options; every field has a default.
-        text: the beginning of `--help`.
-        name: of the experiment; `--from` reads its results only.
-        several_devices: whether it can spread the clients over several devices.
+        experiment: the experiment.
+        arguments: the words; None: those of this process.
+        kinds: as of `schema.check_results`, for `--from`.
 
-    Yields:
-        `(options, folder)`. Inside, errors are shown as `readable_errors` does.
+    Raises:
+        ValueError: a value is missing, or `--from` names a file whose settings cannot be taken.
     """
-    options: Any = parse(kind, text, name)
-    sys.unraisablehook = report_unraisable
-    with readable_errors(resumable=True):
-        if options.out is not None and not options.out.strip():
-            raise ValueError("--out needs the name of a folder; leave it out for one named after the settings")
-        if several_devices:
-            machine.use_devices(options)
-        yield options, Path(options.out) if options.out else run_folder.default_folder(name, options)
-
-
-def parse(kind: type[T], text: str | None, experiment: str) -> T:
-    """The options from the command line.
-
-    Args:
-        kind: their dataclass; every field has a default.
-        text: the beginning of `--help`.
-        experiment: `--from` reads the results of this experiment only.
-    """
-    show_help(kind, text, experiment, {"from": _FROM})
-    source = Annotated[str | None, tyro.conf.arg(name="from", metavar="FILE", help=_FROM)]
-    field = ("from_results", source, dataclasses.field(default=None))
-    with_from: Any = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True)
-    given_words = in_their_case(sys.argv[1:], kind)
-    command: Any = tyro.cli(with_from, description=text, args=given_words)
-    if command.from_results is not None:
-        with readable_errors():
-            given = settings_in(command.from_results, kind, experiment)
-        command = tyro.cli(with_from, description=text, args=given_words, default=with_from(**given))
-    with readable_errors():
-        refuse_empty(command)
-    return kind(**{f.name: getattr(command, f.name) for f in dataclasses.fields(command) if f.name != "from_results"})
-
-
-def show_help(kind: Any, text: str | None, experiment: str, extra: dict[str, str] | None = None) -> None:
-    """Print the help and exit if the command line asks for it; arguments as of `help_text.text_of`."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text.text_of(kind, text or "", experiment, extra or {}))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    kind = class_of(experiment)
+    if {"-h", "--help"} & set(words):
+        print(help_text.text_of(experiment.name, experiment.text or "", kind))
         sys.exit(0)
+    hints = hints_of(kind)
+    read = {"args": in_their_case(words, hints), "config": (tyro.conf.OmitArgPrefixes,), "prog": experiment.name}
+    command: Any = tyro.cli(kind, **read)
+    if command.from_results is not None:
+        given = settings_in(command.from_results, experiment.name, hints, kinds)
+        command = tyro.cli(kind, default=replaced(kind(), given), **read)
+    values, defaults = flat(command), flat(kind())
+    for name, value in values.items():
+        if value == () != defaults[name]:  # nothing would be run
+            raise ValueError(f"{_flag(name)} needs at least one value")
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    return Command(variants_of(experiment, values), command.seeds, changed)
 
 
-def in_their_case(arguments: Sequence[str], kind: Any) -> list[str]:
+def class_of(experiment: Experiment) -> Any:
+    """A dataclass of the experiment's groups in which the options of its panels take several values."""
+    fields: list[Any] = []
+    for name, group in experiment.options.groups():
+        kind, hints, values = type(group), get_type_hints(type(group)), dict(vars(group))
+        several = {option: panel for option, panel in experiment.panels.items() if option in hints}
+        if several:
+            values |= {option: panel.values or (values[option],) for option, panel in several.items()}
+            wide = [(one, tuple[hints[one], ...], dataclasses.field(default=values[one])) for one in several]
+            kind = dataclasses.make_dataclass(kind.__name__, wide, bases=(kind,), frozen=True)
+        fields.append((name, kind, dataclasses.field(default=kind(**values))))
+    seeds = Annotated[tuple[int, ...], tyro.conf.arg(help=_SEEDS)]
+    source = Annotated[str | None, tyro.conf.arg(name="from", metavar="FILE", help=_FROM)]
+    fields.append(("seeds", seeds, dataclasses.field(default=())))
+    fields.append(("from_results", source, dataclasses.field(default=None)))
+    return dataclasses.make_dataclass("Options", fields, frozen=True)
+
+
+def groups_of(kind: Any) -> dict[str, Any]:
+    """The groups of a class made by `class_of`, with their defaults."""
+    return {field.name: field.default for field in dataclasses.fields(kind) if dataclasses.is_dataclass(field.default)}
+
+
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The type of every option by name, `seeds` included."""
+    hints = {name: hint for group in groups_of(kind).values() for name, hint in get_type_hints(type(group)).items()}
+    return {**hints, "seeds": tuple[int, ...]}
+
+
+def flat(command: Any) -> dict[str, Any]:
+    """The value of every option by name."""
+    groups = [getattr(command, name) for name in groups_of(type(command))]
+    return {**{name: value for group in groups for name, value in vars(group).items()}, "seeds": command.seeds}
+
+
+def replaced(command: Any, values: Mapping[str, Any]) -> Any:
+    """The same command but for these options."""
+    changed = {}
+    for name in groups_of(type(command)):
+        group = getattr(command, name)
+        changed[name] = dataclasses.replace(group, **{key: values[key] for key in vars(group) if key in values})
+    return dataclasses.replace(command, **changed, seeds=values.get("seeds", command.seeds))
+
+
+def variants_of(experiment: Experiment, values: Mapping[str, Any]) -> list[Variant]:
+    """The options of a run for each combination of the values of options that take several.
+
+    Raises:
+        ValueError, TypeError: as `Experiment.checked`.
+    """
+    names = [name for name in experiment.panels if name in values]
+    variants = []
+    for combination in itertools.product(*(values[name] for name in names)):
+        one = dict(zip(names, combination, strict=True))
+        titles = [experiment.panels[name].title(one[name]) for name in names if len(values[name]) > 1]
+        given = {name: value for name, value in {**values, **one}.items() if name != "seeds"}
+        options = experiment.options.replace(**given)
+        variants.append(Variant(", ".join(titles), experiment.checked(options)))
+    return variants
+
+
+def in_their_case(arguments: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
     """The words of a command line with the values of options that have choices as these are written.
 
     `MNIST` is `mnist`, and `Fashion-MNIST` or `fashionmnist` is `fashion_mnist`.
 
     Args:
         arguments: the words.
-        kind: the dataclass of the options.
+        hints: the types of the options, by name.
     """
-    plain = lambda word: word.lower().replace("-", "").replace("_", "")  # noqa: E731
-    choices = {_flag(name): _choices(hint) for name, hint in get_type_hints(kind).items()}
+
+    def plain(word: str) -> str:
+        return word.lower().replace("-", "").replace("_", "")
+
+    by_flag = {_flag(name): choices(hint) for name, hint in hints.items()}
     written: list[str] = []
     known: dict[str, str] = {}
     for word in arguments:
         flag, equals, value = word.partition("=")
         if word.startswith("--"):
-            known = {plain(choice): choice for choice in choices.get(flag.replace("_", "-"), ())}
+            known = {plain(choice): choice for choice in by_flag.get(flag.replace("_", "-"), ())}
             written.append(f"{flag}={known.get(plain(value), value)}" if equals else word)
         else:
             written.append(known.get(plain(word), word))
     return written
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
-    """The words that an option of this type can be."""
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    return tuple(choice for inner in get_args(hint) for choice in _choices(inner))
-
-
-def refuse_empty(options: Any) -> None:
-    """Refuse an empty list, unless that is the default: nothing would be run."""
-    for field in dataclasses.fields(options):
-        if isinstance(field.default, tuple) and field.default and not getattr(options, field.name):
-            raise ValueError(f"{_flag(field.name)} needs at least one value")
-
-
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def settings_in(path: str, kind: Any, experiment: str) -> dict[str, Any]:
-    """The fields of `kind` that a results.json or a .toml file gives; other versions than the run's are printed.
+def settings_in(path: str, experiment: str, hints: Mapping[str, Any], kinds: Kinds = KINDS) -> dict[str, Any]:
+    """The options that a results.json or a .toml file gives; other versions than the run's are printed.
 
     Raises:
         ValueError: the run is of another experiment or of a version with other settings, or the file cannot be read.
@@ -168,29 +215,33 @@ def settings_in(path: str, kind: Any, experiment: str) -> dict[str, Any]:
                 written = tomllib.load(file)
             except tomllib.TOMLDecodeError as error:
                 raise ValueError(f"--from {path} is no TOML file: {error}") from None
-        return settings_from({name.replace("-", "_"): value for name, value in written.items()}, kind, path)
-    earlier = files.load(Path(path))
+        if isinstance(changes := written.get("set"), dict):
+            pairs = {f"{method}.{key}": value for method, of in changes.items() if isinstance(of, dict)
+                     for key, value in of.items()}  # fmt: skip
+            pairs |= {key: value for key, value in changes.items() if not isinstance(value, dict)}
+            written["set"] = [f"{key}={value}" for key, value in pairs.items()]
+        return settings_from({name.replace("-", "_"): value for name, value in written.items()}, hints, path)
+    earlier = files.load(Path(path), kinds)
     if earlier["experiment"] != experiment:
         other = earlier["experiment"]
         raise ValueError(f"--from {path} is of {other}: run fedamp {other} --from {path}")
     print_other_versions(earlier)
-    return settings_from({"methods": files.methods_in(earlier), **earlier["settings"]}, kind, path)
+    return settings_from({"methods": files.methods_in(earlier), **earlier["settings"]}, hints, path)
 
 
-def settings_from(wanted: Mapping[str, Any], kind: Any, path: str) -> dict[str, Any]:
-    """Settings by name as fields of `kind`.
+def settings_from(wanted: Mapping[str, Any], hints: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Settings by name as options of these types.
 
     Raises:
         ValueError: there is no such option, or it does not take the value.
     """
-    fields, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
     given = {}
     for name, value in wanted.items():
-        # A setting of single runs, such as `degree`, may be a list with an s, `degrees`, on the command line.
-        name = f"{name}s" if f"{name}s" in fields and value is not None and name != "seed" else name
-        if name not in fields:
+        if name in _RETIRED and value == _RETIRED[name]:
+            continue
+        if name not in hints:
             raise ValueError(f"--from {path} has the setting {name!r}, which this version does not know")
-        if isinstance(fields[name].default, tuple) and value is not None:
+        if get_origin(hints[name]) is tuple and Ellipsis in get_args(hints[name]) and value is not None:
             values = value if isinstance(value, list) else [value]
             value = [v for i, v in enumerate(values) if v not in values[:i]]
         if value is None:
@@ -230,3 +281,17 @@ def print_other_versions(earlier: Results) -> None:
     other = [f"{name} {then[name]} then, {now.get(name)} now" for name in then if then[name] != now.get(name)]
     if other:
         print(f"Other versions than in the earlier run: {'; '.join(other)}.", file=sys.stderr)
+
+
+def folder_of(command: Command, experiment: str) -> Path:
+    """Where the results go.
+
+    Raises:
+        ValueError: --out is blank.
+    """
+    options = command.variants[0].options
+    if options.output.out is None:
+        return provenance.default_folder(experiment, options.data.dataset, command.changed)
+    if not options.output.out.strip():
+        raise ValueError("--out needs the name of a folder; leave it out for one named after the settings")
+    return Path(options.output.out)

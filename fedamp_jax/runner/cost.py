@@ -1,4 +1,4 @@
-"""`--dry-run`: what a round takes on accelerators that need not be here, or on this machine, before anything is run."""
+"""What a run will take, before it starts: a round on any machine (`--dry-run`), and the least time of a long run."""
 
 import functools
 import os
@@ -13,58 +13,55 @@ from rich.table import Table
 
 import fedamp_jax
 from fedamp_jax import Algorithm, Data, Placement, Task
-from fedamp_jax.data import Federation
 from fedamp_jax.placement import InHostMemory, OnMesh, topology
 from fedamp_jax.placement.host_memory import HostEstimate
 from fedamp_jax.programs import memory
 from fedamp_jax.programs.cost import Estimate
 from fedamp_jax.programs.jaxpr import flops
-from fedamp_jax.runner import cost, machine, messages
-from fedamp_jax.runner.messages import readable
-from fedamp_jax.runner.options import chosen
+from fedamp_jax.runner import machine
+from fedamp_jax.runner.experiment import Prepared
+from fedamp_jax.runner.messages import console, readable, say
+from fedamp_jax.runner.options import Machine, Options
 from fedamp_jax.types import Batch
 
 
-def place(options: Any) -> Placement:
+def place(options: Machine, target: str) -> Placement:
     """Where the clients would live."""
-    if options.dry_run == "here":
+    if target == "here":
         return machine.placement_for(options)
     try:
-        mesh = topology(options.dry_run)
+        mesh = topology(target)
     except RuntimeError as error:  # the compiler is not installed
-        raise ValueError(f"--dry-run {options.dry_run}: {error}") from error
+        raise ValueError(f"--dry-run {target}: {error}") from error
     if options.offload:
         return InHostMemory(device=mesh.devices.flat[0], chunk=options.chunk)
     return OnMesh(mesh=mesh, chunk=options.chunk)
 
 
-def show(options: Any, federation: Federation, algorithms: Mapping[str, Algorithm]) -> None:
-    """Print what a round takes: of FedAMP, which the ablation calls `base`, unless `--methods` names others.
+def show(options: Options, prepared: Prepared, there: Placement) -> None:
+    """Print what a round of each prepared method takes on the machine that `--dry-run` names.
 
     Args:
-        options: of any experiment, with `dry_run`.
-        federation: the clients, of which the shapes and sizes are read.
-        algorithms: every method by name.
+        options: of the run.
+        prepared: clients, of which the shapes and sizes are read, and methods.
+        there: where the clients would live.
     """
-    machine.configure(options.precision)
-    there, names = place(options), chosen(options.methods, algorithms)
-    if options.methods == ("all",):
-        names = [name for name in names if name in ("FedAMP", "base")] or names
-    train = federation.train
-    table = Table(title=f"A round of {len(train.size)} clients on {options.dry_run}, {there.devices} device(s)")
-    for column in ("method", "memory each", "fits", "exchanged", "seconds", f"{options.rounds} rounds"):
+    machine.configure(options.machine.precision)
+    train = prepared.federation.train
+    table = Table(title=f"A round of {len(train.size)} clients on {options.machine.dry_run}, {there.devices} device(s)")
+    for column in ("method", "memory each", "fits", "exchanged", "seconds", f"{options.schedule.rounds} rounds"):
         table.add_column(column, justify="left" if column == "method" else "right")
     notes = dict.fromkeys([_sizes(train)])
-    for name in names:
-        cells, note = _row(algorithms[name], train, there, options)
+    for name, algorithm in prepared.algorithms.items():
+        cells, note = _row(algorithm, train, there, options)
         table.add_row(name, *cells)
         notes |= dict.fromkeys(note)
-    messages.console.print(table)
+    console.print(table)
     for note in notes:
-        messages.console.print(note, highlight=False, soft_wrap=True)
+        say(note)
 
 
-def _row(algorithm: Algorithm, train: Data, there: Placement, options: Any) -> tuple[list[str], list[str]]:
+def _row(algorithm: Algorithm, train: Data, there: Placement, options: Options) -> tuple[list[str], list[str]]:
     """A method's cells and the notes that explain them."""
     try:
         found = fedamp_jax.estimate(algorithm, train, there)
@@ -79,13 +76,13 @@ def _row(algorithm: Algorithm, train: Data, there: Placement, options: Any) -> t
         note = f"The host's memory holds {memory.readable(found.host)}, of {memory.readable(_ram())} here."
         return [memory.readable(found.device), fits, sent, "-", "-"], [note]
     sent = memory.readable(sum(map(sum, found.exchanged.values())))
-    seconds, text, note = _seconds(found, train, there, getattr(options, "batch_size", train.y.shape[1]))
+    seconds, text, note = _seconds(found, train, there, min(options.training.batch_size, train.y.shape[1]))
     return [
         memory.readable(found.memory),
         _fits(found.memory, room),
         sent,
         text,
-        messages.readable(options.rounds * seconds),
+        readable(options.schedule.number_of_rounds * seconds),
     ], [note]
 
 
@@ -102,7 +99,7 @@ def _seconds(found: Estimate, train: Data, there: Placement, batch: int) -> tupl
     if found.at_least is not None:
         seconds, at = found.at_least * share, "the device's published bfloat16 peak"
     else:
-        speed = cost.product_speed(there)
+        speed = product_speed(there)
         seconds = found.flops * share / speed
         at = f"{speed / 1e9:.3g} GFLOP/s, the speed of a float32 matrix product measured here"
     note = f"Seconds: a lower bound, the counted operations at {at}; there is no estimate by a compiler."
@@ -129,21 +126,24 @@ _SHORT = 60.0
 """Seconds: nothing is said of a run that is not longer."""
 
 
-def at_least(task: Task, train: Data, placement: Placement, options: Any, rounds_left: Mapping[str, int]) -> str | None:
-    """What to tell a person before a long run; None if it is short, or if its local steps are not told by epochs.
+def at_least(
+    task: Task, train: Data, placement: Placement, options: Options, rounds_left: Mapping[str, int]
+) -> str | None:
+    """What to say before a long run on a CPU; None if it is short.
 
     Args:
         task: the model.
         train: training data.
         placement: where the clients will live.
-        options: with `batch_size`, `epochs` and `epochs_range`, as the FedAMP paper's experiments have them.
+        options: of the run.
         rounds_left: how many rounds each method still has to be trained.
     """
-    if not hasattr(options, "batch_size") or placement.platform != "cpu":
+    if placement.platform != "cpu" or not rounds_left:
         return None
-    steps = np.ceil(np.asarray(train.size) / options.batch_size).sum() * np.mean(options.epochs_range or options.epochs)
-    counted = step_flops(task, train, options.batch_size, placement.platform) * steps
-    counted *= options.participation * (1 - options.drop_rate)
+    batch = min(options.training.batch_size, train.y.shape[1])
+    steps = np.ceil(np.asarray(train.size) / batch).sum() * options.training.passes
+    counted = step_flops(task, train, batch, placement.platform) * steps
+    counted *= options.schedule.participation * (1 - options.schedule.drop_rate)
     total = sum(rounds_left.values())
     if counted * total / 2e12 < _SHORT:  # faster than any CPU
         return None

@@ -3,7 +3,6 @@
 Every run has a folder of its own, so that `--resume` continues the one that was interrupted.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from fedamp_jax.report import compare_page, figures, files, method_table
 from fedamp_jax.report.combine import combine
 from fedamp_jax.report.schema import GridResults, Part, RunResults, title
 from fedamp_jax.runner import messages, provenance, run_folder
+from fedamp_jax.runner.options import Options
 
 
 class Variant(NamedTuple):
@@ -26,10 +26,10 @@ class Variant(NamedTuple):
     """
 
     title: str
-    options: Any
+    options: Options
 
 
-Train = Callable[[Any, Path], RunResults]
+Train = Callable[[Options, Path], RunResults]
 """`(options, folder) -> results`: one run."""
 
 
@@ -59,13 +59,13 @@ def run(
     several, found = len(variants) > 1, None
     if several:
         mine = {"experiment": experiment, **_settings(variants, seeds)}
-        found = run_folder.claim(folder, mine, variants[0].options.resume, [_slug(v.title) for v in variants])
+        found = run_folder.claim(folder, mine, variants[0].options.output.resume, [_slug(v.title) for v in variants])
     results = {}
     for heading, options in variants:
         inside = folder / _slug(heading) if several else folder
         results[heading] = _all_seeds(experiment, options, seeds, inside, train)
     if not several:
-        messages.console.print(f"Report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        messages.say(f"Report: {folder / 'report.html'}")
         return results[variants[0].title]
     summary = summarize(experiment, variants, seeds, results)
     if found and json.loads(json.dumps(summary["parts"])) == cast(GridResults, found)["parts"]:
@@ -75,13 +75,13 @@ def run(
     return summary
 
 
-def _all_seeds(experiment: str, options: Any, seeds: Sequence[int], folder: Path, train: Train) -> RunResults:
+def _all_seeds(experiment: str, options: Options, seeds: Sequence[int], folder: Path, train: Train) -> RunResults:
     """One variant with every seed; several seeds are combined."""
     if len(seeds) < 2:
-        return train(dataclasses.replace(options, seed=seeds[0]) if seeds else options, folder)
+        return train(options.replace(seed=seeds[0]) if seeds else options, folder)
     mine = {"experiment": experiment, **provenance.settings_of(options), "seed": None, "seeds": list(seeds)}
-    run_folder.claim(folder, mine, options.resume, [f"seed={s}" for s in seeds])
-    runs = [train(dataclasses.replace(options, seed=s), folder / f"seed={s}") for s in seeds]
+    run_folder.claim(folder, mine, options.output.resume, [f"seed={s}" for s in seeds])
+    runs = [train(options.replace(seed=s), folder / f"seed={s}") for s in seeds]
     combined = combine(runs, seeds)
     run_folder.write_files(combined, folder)
     return combined
@@ -99,7 +99,7 @@ def summarize(
     experiment: str, variants: Sequence[Variant], seeds: Sequence[int], results: Mapping[str, RunResults]
 ) -> GridResults:
     """The results of several variants, each without attention weights."""
-    head = provenance.describe_run(experiment, variants[0].options)
+    head = provenance.describe(experiment, variants[0].options)
     parts: dict[str, Part] = {
         heading: {
             "folder": _slug(heading),
@@ -126,8 +126,7 @@ def write_summary_report(summary: GridResults, results: Mapping[str, RunResults]
     page = compare_page.html(title(summary), runs, summary["command"], {"results.json": "results.json", **drawn})
     files.replace(folder / "report.html", page.encode("utf-8", "backslashreplace"))
     messages.console.print(method_table.table({**first, "settings": summary["settings"], "methods": rows}))
-    text = f"Report: {folder / 'report.html'}; every setting has a report of its own."
-    messages.console.print(text, highlight=False, soft_wrap=True)
+    messages.say(f"Report: {folder / 'report.html'}; every setting has a report of its own.")
 
 
 def _slug(title: str) -> str:

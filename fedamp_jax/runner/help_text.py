@@ -1,66 +1,62 @@
-"""What `--help` of an experiment prints: its options in groups, a line each where possible, and examples."""
+"""What `--help` of an experiment prints: its options in their groups, a line each where possible, and examples."""
 
 import ast
+import dataclasses
+import functools
 import inspect
 import re
 import textwrap
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from tyro import conf
-
-GROUPS = {
-    "data": "dataset data_dir setting split alpha balanced clients degrees labels rotations dimension examples "
-    "train_share validation_fraction holdout_clients",
-    "methods and rounds": "methods leads rounds quick participation drop_rate seed seeds evaluate_every measure "
-    "attacks shares",
-    "local training": "model norm width epochs epochs_range batch_size optimizer learning_rate sgd_learning_rate "
-    "keep_optimizer tau client_rate server_rate server initial_heads",
-    "attention": "sigma heur_sigma lam",
-    "output": "out from resume log save_models checkpoint_every keep_checkpoints",
-    "machine": "devices chunk offload dry_run precision dtype",
-}
-"""The groups, and the options of all experiments in them; others come last."""
-
-_VALUES = {"methods": "NAME", "data_dir": "FOLDER", "out": "FOLDER", "from": "FILE", "dry_run": "MACHINE",
-           "keep_checkpoints": "WHEN"}  # fmt: skip
+_VALUES = {"methods": "NAME", "set": "METHOD.NAME=X", "data_dir": "FOLDER", "out": "FOLDER", "from": "FILE",
+           "dry_run": "MACHINE"}  # fmt: skip
 _WIDTH, _COLUMN = 100, 26
 
 
-def text_of(kind: Any, about: str, experiment: str, extra: dict[str, str]) -> str:
+def text_of(name: str, about: str, kind: Any) -> str:
     """The text of `--help`.
 
     Args:
-        kind: the dataclass of the options.
-        about: what the experiment does: the first paragraph is shown, and indented lines as examples.
-        experiment: its name.
-        extra: further options and what they do.
+        name: of the experiment.
+        about: what it does: the first paragraph is shown, and indented lines as examples.
+        kind: a dataclass of groups, as `command_line.class_of` makes it.
     """
-    hints, said = get_type_hints(kind, include_extras=True), {**_documented(kind), **extra}
-    lines = {name: _line(name, hints.get(name, str), said.get(name, ""), getattr(kind, name, None)) for name in said
-             if conf.Suppress not in getattr(hints.get(name), "__metadata__", ())}  # fmt: skip
-    grouped = {title: names.split() for title, names in GROUPS.items()}
-    grouped["other"] = [name for name in lines if not any(name in names for names in grouped.values())]
     paragraphs = about.strip().split("\n\n")
     examples = [line.strip() for part in paragraphs for line in part.splitlines() if line.startswith("    ")]
-    script = f"python experiments/{experiment}.py"
-    shown = [f"usage: fedamp {experiment} [options]", *textwrap.wrap(paragraphs[0], _WIDTH)]
-    for title, names in grouped.items():
-        if some := [lines[name] for name in names if name in lines]:
-            shown += [f"{title}:", *some]
-    commands = [re.sub(r"\s+#", "  #", line.replace(script, f"fedamp {experiment}")) for line in examples]
+    script = next((line.split()[1] for line in examples if line.startswith("python ")), "")
+    of_package = script == f"experiments/{name}.py"
+    program = f"fedamp {name}" if of_package else f"python {script}"
+    shown = [f"usage: {program} [options]", *textwrap.wrap(paragraphs[0], _WIDTH)]
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default):
+            group = field.default
+            said, hints = documented(type(group)), get_type_hints(type(group))
+            lines = [_line(one.name, hints[one.name], said[one.name], getattr(group, one.name))
+                     for one in dataclasses.fields(group) if not one.metadata.get("hidden")]  # fmt: skip
+            shown += [f"{(inspect.getdoc(_written(type(group))) or '').rstrip('.').lower()}:", *lines]
+        else:
+            shown += ["several runs, or an earlier one:"] if field.name == "seeds" else []
+            hint, help_of = get_args(field.type)
+            shown.append(_line("from" if field.name == "from_results" else field.name, hint, help_of.help, ()))
+    commands = [re.sub(r"\s+#", "  #", line.replace(f"python {script}", program)) for line in examples]
     return "\n".join([*shown, "examples:", *(f"  {line}" for line in commands)])
 
 
-def _documented(kind: Any) -> dict[str, str]:
-    """The docstring of every field of a dataclass, the ones that it inherits included."""
-    found: dict[str, str] = {}
-    for cls in reversed(inspect.getmro(kind)[:-1]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        body: list[Any] = tree.body  # pyright: ignore[reportAttributeAccessIssue]
-        for field, text in zip(body, [*body[1:], None]):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                said = ast.literal_eval(text.value) if isinstance(text, ast.Expr) else found.get(field.target.id, "")
-                found[field.target.id] = " ".join(said.split())
+def _written(kind: Any) -> Any:
+    """The class in a file, whose docstring and fields a class made from it has."""
+    return next(cls for cls in inspect.getmro(kind) if cls.__module__ != "types")
+
+
+@functools.cache
+def documented(kind: Any) -> dict[str, str]:
+    """The docstring of every field of a dataclass."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(_written(kind)))).body
+    body: list[Any] = tree.body  # pyright: ignore[reportAttributeAccessIssue]
+    found = {}
+    for field, text in zip(body, [*body[1:], None]):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            said = ast.literal_eval(text.value) if isinstance(text, ast.Expr) else ""
+            found[field.target.id] = " ".join(said.split())
     return found
 
 

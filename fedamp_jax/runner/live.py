@@ -5,30 +5,28 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 from fedamp_jax import writers
 from fedamp_jax.driver.history import Evaluation
 from fedamp_jax.report import files
 from fedamp_jax.runner import provenance
-
-Log = Literal["tensorboard", "wandb"]
+from fedamp_jax.runner.options import Options
 
 
 @contextlib.contextmanager
-def writers_for(options: Any, folder: Path, method: str) -> Iterator[list[writers.Writer]]:
+def writers_for(options: Options, folder: Path, method: str) -> Iterator[list[writers.Writer]]:
     """The observers that write a method's curves; closed afterwards.
 
     Args:
-        options: of any experiment; `options.log` names what is written besides `history.csv`.
+        options: of the run; `options.output.log` names what is written besides `history.csv`.
         folder: of the run.
         method: its name.
     """
     with contextlib.ExitStack() as stack:
         made = [history(folder / "history.csv", method)]
-        if "tensorboard" in options.log:
+        if "tensorboard" in options.output.log:
             made.append(writers.tensorboard(folder / "tensorboard" / method))
-        if "wandb" in options.log:
+        if "wandb" in options.output.log:
             made.append(wandb_run(options, folder, method))
         yield [stack.enter_context(writer) for writer in made]
 
@@ -45,7 +43,7 @@ def history(path: str | os.PathLike[str], method: str) -> writers.Writer:
     return writers.Writer(write)
 
 
-def wandb_run(options: Any, folder: Path, method: str) -> writers.Writer:
+def wandb_run(options: Options, folder: Path, method: str) -> writers.Writer:
     """A run of W&B, which a run that is resumed in the same folder continues."""
     path = folder / "wandb" / f"{method}.id"
     if not path.exists():

@@ -3,7 +3,6 @@
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -11,10 +10,11 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Data, Placement
 from fedamp_jax.checks import check_integer
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh, split_cpu
-from fedamp_jax.runner import messages
+from fedamp_jax.runner.messages import say
+from fedamp_jax.runner.options import Machine
 
 
-def use_devices(options: Any) -> None:
+def use_devices(options: Machine) -> None:
     """Split a CPU into `--devices`, by default one per core; not when several processes compute together.
 
     A dry run for an accelerator is done by the CPU, and leaves an accelerator that is here to others.
@@ -41,7 +41,7 @@ def use_devices(options: Any) -> None:
         raise ValueError(f"--devices {options.devices}: several processes use all {jax.device_count()}; leave it out")
 
 
-def placement_for(options: Any) -> Placement:
+def placement_for(options: Machine) -> Placement:
     """Where the clients of a run live: on all devices unless the options say otherwise."""
     if options.offload:
         return InHostMemory(device=jax.devices()[0], chunk=options.chunk)
@@ -53,7 +53,7 @@ def print_estimate(algorithm: Algorithm, data: Data, placement: Placement) -> No
     """Print the memory that a round takes."""
     estimate = fedamp_jax.estimate(algorithm, data, placement)
     if jax.process_index() == 0:
-        messages.console.print(f"a round takes {estimate}", highlight=False, soft_wrap=True)
+        say(f"a round takes {estimate}")
 
 
 def configure(precision: str, dtype: str = "float32") -> None:
@@ -62,8 +62,7 @@ def configure(precision: str, dtype: str = "float32") -> None:
     Says so where `dtype` is bfloat16, and the CPU that trains has no instructions for it.
     """
     if dtype == "bfloat16" and jax.default_backend() == "cpu" and not bfloat16_instructions():
-        text = "This CPU has no bfloat16 instructions (avx512_bf16, amx_bf16): --dtype bfloat16 is slower than float32."
-        messages.console.print(text, highlight=False, soft_wrap=True)
+        say("This CPU has no bfloat16 instructions (avx512_bf16, amx_bf16): --dtype bfloat16 is slower than float32.")
     if precision != "default":  # which is JAX's own, or that of JAX_DEFAULT_MATMUL_PRECISION
         jax.config.update("jax_default_matmul_precision", precision)
     cache_compilations()

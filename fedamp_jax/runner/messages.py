@@ -2,6 +2,13 @@
 
 from rich.console import Console
 
+console = Console()
+
+
+def say(text: str) -> None:
+    """Print a sentence, or several, as it is: without colours, and wrapped by the terminal alone."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
 
 def readable(seconds: float) -> str:
     """Such as `1.5 h`.
@@ -15,9 +22,6 @@ def readable(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-console = Console()
-
-
 def percent(share: float) -> str:
     """A share in percent, with as many decimals as it has.
 
@@ -25,3 +29,13 @@ def percent(share: float) -> str:
     ('10%', '10.4%')
     """
     return f"{100 * share:.10g}%"
+
+
+def invited(share: float) -> str:
+    """The title of a panel: a share of clients that take part."""
+    return f"{percent(share)} invited"
+
+
+def dropped(share: float) -> str:
+    """The title of a panel: a share of clients that drop out."""
+    return f"{percent(share)} dropped"

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -52,7 +51,7 @@ class Newcomers:
     Attributes:
         clients: the newcomers.
         test: test data of all clients, the newcomers last.
-        algorithms: every method, made for all clients.
+        algorithms: the methods, made for all clients.
         solver: of the local training by which a newcomer adapts its model.
     """
 
@@ -62,7 +61,7 @@ class Newcomers:
     solver: Solver
 
     def judge(
-        self, name: str, task: Task, train: Data, placement: Placement, options: Any, result: fedamp_jax.Run
+        self, name: str, task: Task, train: Data, placement: Placement, seed: int, result: fedamp_jax.Run
     ) -> NewClients:
         """Let the newcomers join after a run, and measure the models that they get.
 
@@ -71,14 +70,14 @@ class Newcomers:
             task: the model.
             train: training data of the clients that trained.
             placement: where they live.
-            options: of the run, with `seed`.
+            seed: of the run.
             result: the `Run`.
         """
-        algorithm, key = self.algorithms[name], jax.random.key(options.seed)
+        algorithm, key = self.algorithms[name], jax.random.key(seed)
         train = placement.place(train)
         state, everybody = fedamp_jax.join(algorithm, key, result.state, train, self.clients.train)
         adapted = fedamp_jax.fine_tuned(task, self.solver, base=algorithm)
-        test, m, use = placement.place(self.test), train.clients, last_key(options.seed, result)
+        test, m, use = placement.place(self.test), train.clients, last_key(seed, result)
         ids = np.asarray(self.clients.train.id)
         order = np.argsort(ids)
         start, after = (

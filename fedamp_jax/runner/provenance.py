@@ -1,11 +1,14 @@
 """What results say of their origin: command, settings, versions, device."""
 
 import datetime
+import hashlib
 import json
 import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,17 +17,45 @@ import optax
 
 import fedamp_jax
 from fedamp_jax.report.schema import Head
+from fedamp_jax.runner.options import Options
 
 # Where a run writes and how it is spread over a machine do not change what it computes.
 NOT_SETTINGS = (
     "out", "resume", "data_dir", "chunk", "checkpoint_every", "methods", "devices", "offload", "dry_run",
     "keep_checkpoints", "save_models", "log",
 )  # fmt: skip
+_LONGEST = 200  # bytes of a folder's name: file systems end at 255, and temporary names are a little longer
 
 
-def settings_of(options: Any) -> dict[str, Any]:
-    """The settings that identify a run: two runs with equal settings compute the same."""
-    return json.loads(json.dumps({k: v for k, v in vars(options).items() if k not in NOT_SETTINGS}))
+def settings_of(options: Options) -> dict[str, Any]:
+    """The settings that identify a run: two runs with equal settings compute the same.
+
+    Without --set there is no such setting, so that earlier runs can be resumed.
+    """
+    values = {name: value for name, value in options.flat().items() if name not in NOT_SETTINGS}
+    if not values["set"]:
+        del values["set"]
+    return json.loads(json.dumps(values))
+
+
+def default_folder(experiment: str, dataset: str, changed: Mapping[str, Any]) -> Path:
+    """`results/practical-mnist`, followed by every setting that is not its default; a long name ends in a checksum.
+
+    Except `rounds`: with more of them, a run goes on in its folder.
+
+    >>> str(default_folder("practical", "mnist", {"drop_rate": (0.1, 0.3), "rounds": 7, "log": ("wandb",)}))
+    'results/practical-mnist-drop_rate=0.1-0.3'
+    """
+    words = [
+        f"{name}={'-'.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
+        for name, value in changed.items()
+        if name not in (*NOT_SETTINGS, "dataset", "rounds")
+    ]
+    name = "-".join([experiment, dataset, *words]).replace(os.sep, "_")
+    if len(name.encode()) > _LONGEST:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        name = f"{name.encode()[: _LONGEST - 13].decode(errors='ignore')}-{digest}"
+    return Path("results") / name
 
 
 def words() -> list[str]:
@@ -51,15 +82,20 @@ def versions() -> dict[str, str]:
     }  # fmt: skip
 
 
-def describe_run(experiment: str, options: Any) -> Head:
+def describe_run(experiment: str, dataset: str, settings: Mapping[str, Any], rounds: Any) -> Head:
     """The head of `results.json`: what was run, on what, when."""
     return {
         "experiment": experiment,
-        "dataset": getattr(options, "dataset", "made up"),
+        "dataset": dataset,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(words()),
-        "settings": settings_of(options),
+        "settings": dict(settings),
         "versions": versions(),
         "device": describe_device(),
-        "rounds": options.rounds,
+        "rounds": rounds,
     }
+
+
+def describe(experiment: str, options: Options) -> Head:
+    """`describe_run` of a run with these options."""
+    return describe_run(experiment, options.data.dataset, settings_of(options), options.schedule.rounds)

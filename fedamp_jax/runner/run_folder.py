@@ -14,26 +14,13 @@ from jax.experimental import multihost_utils
 
 from fedamp_jax.report import files, method_table, report
 from fedamp_jax.report.schema import KINDS, Kinds, Results, RunResults
-from fedamp_jax.runner.messages import console
-from fedamp_jax.runner.provenance import NOT_SETTINGS, settings_of
+from fedamp_jax.runner.messages import console, say
+from fedamp_jax.runner.options import Options
+from fedamp_jax.runner.provenance import settings_of
 
 fcntl: Any = None
 with contextlib.suppress(ImportError):  # Windows has none
     import fcntl
-
-
-def default_folder(experiment: str, options: Any) -> Path:
-    """`results/practical-mnist`, followed by every setting that is not its default.
-
-    Except `rounds`: with more of them, a run goes on in its folder.
-    """
-    plain = type(options)()
-    changed = [
-        f"{name}={'-'.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
-        for name, value in vars(options).items()
-        if name not in (*NOT_SETTINGS, "dataset", "rounds") and value != getattr(plain, name)
-    ]
-    return Path("results") / "-".join([experiment, options.dataset, *changed])
 
 
 def results_in(folder: Path, mine: Mapping[str, Any], kinds: Kinds = KINDS) -> Any:
@@ -142,7 +129,7 @@ def lock(folder: Path) -> None:
 
 
 def open_folder(
-    folder: Path, options: Any, experiment: str, kinds: Kinds = KINDS
+    folder: Path, options: Options, experiment: str, kinds: Kinds = KINDS
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Claim the folder for one run. Raises as `claim`.
 
@@ -151,7 +138,7 @@ def open_folder(
         holds none.
     """
     mine = {"experiment": experiment, **settings_of(options)}
-    found = claim(folder, mine, options.resume, kinds=kinds) or {"methods": {}}
+    found = claim(folder, mine, options.output.resume, kinds=kinds) or {"methods": {}}
     return found.pop("methods"), found
 
 
@@ -176,8 +163,7 @@ def set_aside(folder: Path, rounds: int) -> None:
     (folder / "results.json").replace(folder / f"results-{rounds}-rounds.json")
     if (folder / "models").is_dir():
         (folder / "models").replace(folder / f"models-{rounds}-rounds")
-    text = f"The results of {rounds} rounds stay in {folder / f'results-{rounds}-rounds.json'}."
-    console.print(text, highlight=False, soft_wrap=True)
+    say(f"The results of {rounds} rounds stay in {folder / f'results-{rounds}-rounds.json'}.")
 
 
 def newest_only(checkpoints: Path) -> None:

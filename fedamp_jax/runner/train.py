@@ -10,25 +10,27 @@ import jax
 import numpy as np
 
 import fedamp_jax
-from fedamp_jax import Algorithm, Checkpoint, Evaluation, Placement, Snapshots, Task, analysis
+from fedamp_jax import Checkpoint, Evaluation, Placement, Snapshots, analysis
+from fedamp_jax.algorithms import registry
 from fedamp_jax.algorithms.fedamp import distances
-from fedamp_jax.data import Federation
 from fedamp_jax.driver.compile_ahead import compiled_ahead
 from fedamp_jax.driver.evaluation import personal_models
 from fedamp_jax.driver.history import Observer
 from fedamp_jax.report import attention_history, files
 from fedamp_jax.report.combine import p_values
 from fedamp_jax.report.schema import LastRounds, MethodResults, RunResults
-from fedamp_jax.runner import cost, live, machine, messages, provenance, run_folder, train
-from fedamp_jax.runner.newcomers import Newcomers, last_key
-from fedamp_jax.runner.options import chosen, participation
+from fedamp_jax.runner import cost, live, machine, provenance, run_folder
+from fedamp_jax.runner.experiment import Experiment, Prepared, prepare
+from fedamp_jax.runner.messages import readable, say
+from fedamp_jax.runner.newcomers import last_key
+from fedamp_jax.runner.options import Options, participation
 
 _SMALL = 2**30
 """Bytes: the last checkpoints of finished methods stay if they take no more together."""
 
 
-def method_results(result: fedamp_jax.Run, paper: float | None, sigma: float | None = None) -> MethodResults:
-    """One method's entry in results.json; accuracies in percent. `sigma` is the method's, if it has one."""
+def method_results(result: fedamp_jax.Run, paper: float | None, settings: Mapping[str, Any]) -> MethodResults:
+    """One method's entry in results.json; accuracies in percent. `settings` are the method's own."""
     summary = analysis.accuracy_summary(100.0 * result.accuracy.astype(np.float64), result.rounds)
     entry = {
         **summary,
@@ -42,7 +44,7 @@ def method_results(result: fedamp_jax.Run, paper: float | None, sigma: float | N
         "ari": result.observed.get("ari"),
         "xi": None if result.xi is None else result.xi.tolist(),
         "attention": attention_history.entry(result),
-        "settings": {} if sigma is None else {"sigma": sigma},
+        "settings": dict(settings),
     }
     return cast(MethodResults, entry)
 
@@ -72,28 +74,22 @@ def observer(groups: np.ndarray | None) -> Callable[[Evaluation], dict[str, floa
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class Run:
     """What the methods of a run have in common.
 
     Attributes:
-        experiment: its name.
-        options: of any experiment.
+        experiment: what is run.
+        options: of this run.
         folder: where to write.
-        federation: the clients.
-        task: the model.
+        prepared: clients, model, methods.
         placement: where the clients live.
-        score_rounds: how many of the last rounds are evaluated, whatever `options.evaluate_every` says; None: the last.
-        says_memory: whether to print what a round takes, before each method.
     """
 
-    experiment: str
-    options: Any
+    experiment: Experiment
+    options: Options
     folder: Path
-    federation: Federation
-    task: Task
+    prepared: Prepared
     placement: Placement
-    score_rounds: int | None = None
-    says_memory: bool = False
 
     def checkpoints(self, name: str) -> Path:
         """The folder of a method's checkpoints."""
@@ -104,89 +100,81 @@ class Training:
         return self.folder / "models" / f"{name}.npz"
 
 
-def train_methods(
-    experiment: str,
-    options: Any,
-    folder: Path,
-    federation: Federation,
-    task: Task,
-    algorithms: Mapping[str, Algorithm],
-    paper: Mapping[str, float],
-    *,
-    score_rounds: int | None = None,
-    sigmas: Mapping[str, float | None] | None = None,
-    newcomers: Newcomers | None = None,
-) -> RunResults:
+def train_methods(experiment: Experiment, options: Options, folder: Path) -> RunResults:
     """Train every chosen method, writing `results.json` after each one.
 
     Args:
-        experiment: its name.
-        options: of any experiment; with --resume, methods that the folder already holds are not trained again.
+        experiment: what is run.
+        options: of this run; with --resume, methods that the folder already holds are not trained again.
         folder: where to write.
-        federation: the clients.
-        task: the model.
-        algorithms: every method by name, in the order of the tables.
-        paper: the paper's accuracy by method.
-        score_rounds: also report `last_rounds` over this many rounds, each of which is evaluated.
-        sigmas: the methods whose weights follow from squared distances, which are then kept, and the scale of these;
-            None if there is not one for all clients.
-        newcomers: clients that do not train, and get a personal model afterwards.
 
     Returns:
         The results, with all methods that the folder holds now.
     """
-    machine.configure(options.precision, getattr(options, "dtype", "float32"))
-    names = chosen(options.methods, algorithms)
-    participation(options, len(federation.train.size))
-    placement = machine.placement_for(options)
-    training = Training(experiment, options, folder, federation, task, placement, score_rounds)
-    entries, head = run_folder.open_folder(folder, options, experiment)
-    kept = [name for name in algorithms if name in names or name in entries]
-    lacking = [name for name in kept if options.save_models and not training.models(name).exists()]
+    machine.configure(options.machine.precision, options.training.dtype)
+    entries, head = run_folder.open_folder(folder, options, experiment.name)
+    names = experiment.chosen(options)
+    kept = [name for name in experiment.names if name in names or name in entries]
+    run = Run(experiment, options, folder, prepare(experiment, options, kept), machine.placement_for(options.machine))
+    federation, task, algorithms, newcomers = run.prepared
+    kept = [name for name in kept if name in algorithms]  # an experiment may leave a method out
+    participation(options.schedule, len(federation.train.size))
+    lacking = [name for name in kept if options.output.save_models and not run.models(name).exists()]
     wanted = {name: algorithms[name] for name in kept if name not in entries or name in lacking}
     # Where nothing is trained, the results keep saying which command, machine and versions they are of.
-    results = _without_methods(training) if wanted else cast(RunResults, head)
-    left = {name: options.rounds - run_folder.rounds_done(training.checkpoints(name)) for name in wanted}
-    if text := cost.at_least(task, federation.train, placement, options, left):
-        messages.console.print(text, highlight=False, soft_wrap=True)
-    asked = options.devices is not None or options.offload
-    training = dataclasses.replace(training, says_memory=asked or text is not None)
-    keep = _keeps_checkpoints(training, [algorithms[name] for name in kept])
+    results = _without_methods(run) if wanted else cast(RunResults, head)
+    left = {name: options.schedule.number_of_rounds - run_folder.rounds_done(run.checkpoints(name)) for name in wanted}
+    is_long = cost.at_least(task, federation.train, run.placement, options, left)
+    if is_long:
+        say(is_long)
+    asked = options.machine.devices is not None or options.machine.offload
+    keep = _keeps_checkpoints(run)
+    paper, scales = experiment.paper(options), experiment.scales(options)
     began = time.monotonic()
-    with compiled_ahead(task, wanted, federation.train, federation.test, placement) as waited_for:
+    with compiled_ahead(task, wanted, federation.train, federation.test, run.placement) as waited_for:
         for number, (name, algorithm) in enumerate(wanted.items(), 1):
-            waited, sigma = waited_for(name), (sigmas or {}).get(name)
+            waited = waited_for(name)
+            if asked or is_long:
+                machine.print_estimate(algorithm, federation.train, run.placement)
             label = f"{name} {number}/{len(wanted)}" if len(wanted) > 1 else name
             with live.writers_for(options, folder, name) as watching:
-                result = train_one(training, name, algorithm, label, watching, by_distance=name in (sigmas or {}))
+                result = train_one(run, name, label, watching)
             result.seconds, result.first_seconds = result.seconds + waited, result.first_seconds + waited
-            if options.save_models:
-                save_models(training, name, algorithm, result)
+            if options.output.save_models:
+                save_models(run, name, result)
             ordered = by_id(result, np.asarray(federation.train.id))
-            entries[name] = method_results(ordered, paper.get(name), sigma)
-            if score_rounds:
-                entries[name]["last_rounds"] = last_rounds(100.0 * ordered.accuracy, score_rounds)
+            own = settings_of_method(options, name, scales.get(name))
+            entries[name] = method_results(ordered, paper.get(name), own)
+            if experiment.score_rounds:
+                entries[name]["last_rounds"] = last_rounds(100.0 * ordered.accuracy, experiment.score_rounds)
             if newcomers:
-                entries[name]["new_clients"] = newcomers.judge(name, task, federation.train, placement, options, result)
+                entries[name]["new_clients"] = newcomers.judge(
+                    name, task, federation.train, run.placement, options.schedule.seed, result
+                )
             results["methods"] = {name: entries[name] for name in kept if name in entries}
             files.write_json(results, folder / "results.json")
-            (run_folder.newest_only if keep else run_folder.remove)(training.checkpoints(name))
-            left = (time.monotonic() - began) / number * (len(wanted) - number)
-            if left > 60:
-                text = f"{number} of {len(wanted)} methods done, about {messages.readable(left)} left"
-                messages.console.print(text, highlight=False)
+            (run_folder.newest_only if keep else run_folder.remove)(run.checkpoints(name))
+            seconds = (time.monotonic() - began) / number * (len(wanted) - number)
+            if seconds > 60:
+                say(f"{number} of {len(wanted)} methods done, about {readable(seconds)} left")
     results["methods"] = {name: entries[name] for name in kept}
     results["wilcoxon"] = p_values(results["methods"])
     return results
 
 
-def _without_methods(training: Training) -> RunResults:
+def settings_of_method(options: Options, name: str, scale: float | None) -> dict[str, Any]:
+    """The settings of one method alone: the scale of its attention, and what --set says of it."""
+    changes = registry.parse(options.schedule.set, registry.METHODS).get(name, {})
+    return changes if scale is None else {"sigma": scale, **changes}
+
+
+def _without_methods(run: Run) -> RunResults:
     """The head of the results; groups and sizes in the order of the clients' ids."""
-    train, _, groups = training.federation
+    train, _, groups = run.prepared.federation
     order = np.argsort(train.id)
     groups = None if groups is None else groups[order]
     return {
-        **provenance.describe_run(training.experiment, training.options),
+        **provenance.describe(run.experiment.name, run.options),
         "clients": len(train.size),
         "ids": np.sort(train.id).tolist(),
         "examples": np.asarray(train.size)[order].tolist(),
@@ -197,85 +185,76 @@ def _without_methods(training: Training) -> RunResults:
     }
 
 
-def _keeps_checkpoints(training: Training, algorithms: Sequence[Algorithm]) -> bool:
+def _keeps_checkpoints(run: Run) -> bool:
     """Whether the last checkpoints of finished methods stay: if --keep-checkpoints says so, or if they are small."""
-    if training.options.keep_checkpoints != "auto":
-        return training.options.keep_checkpoints == "always"
-    key, train = jax.random.key(0), training.federation.train
-    leaves = jax.tree.leaves([jax.eval_shape(one.init, key, train) for one in algorithms])
+    keep = run.options.output.keep_checkpoints
+    if keep != "auto":
+        return keep == "always"
+    key, train = jax.random.key(0), run.prepared.federation.train
+    leaves = jax.tree.leaves([jax.eval_shape(one.init, key, train) for one in run.prepared.algorithms.values()])
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) <= _SMALL
 
 
-def train_one(
-    training: Training,
-    name: str,
-    algorithm: Algorithm,
-    label: str,
-    watching: Sequence[Observer] = (),
-    *,
-    by_distance: bool = False,
-) -> fedamp_jax.Run:
+def train_one(run: Run, name: str, label: str, watching: Sequence[Observer] = ()) -> fedamp_jax.Run:
     """Train one method, from its last checkpoint if there is one.
 
     Args:
-        training: what all methods have in common.
+        run: what all methods have in common.
         name: of the method.
-        algorithm: the method.
         label: what the progress is called.
         watching: these see each evaluation.
-        by_distance: whether its weights follow from squared distances, which are then kept.
 
     Returns:
-        The `Run`, with clients in the order of `training.federation`.
+        The `fedamp_jax.Run`, with clients in the order of the run's federation.
 
     Raises:
         ValueError: the checkpoint has seen more rounds than there are to be.
     """
-    options, federation = training.options, training.federation
-    legs = [(options.rounds, options.evaluate_every)]
-    if training.score_rounds and options.rounds > training.score_rounds:
+    schedule, (train, test, groups) = run.options.schedule, run.prepared.federation
+    rounds_in_all, last = schedule.number_of_rounds, run.experiment.score_rounds
+    legs = [(rounds_in_all, schedule.evaluate_every)]
+    if last and rounds_in_all > last:
         # Each of the last rounds is evaluated: they are a second run, which resumes from the first one's checkpoint.
-        legs = [(options.rounds - training.score_rounds, options.evaluate_every), (options.rounds, 1)]
-    if training.says_memory:
-        machine.print_estimate(algorithm, federation.train, training.placement)
+        legs = [(rounds_in_all - last, schedule.evaluate_every), (rounds_in_all, 1)]
     # With more rounds, the same run goes on.
-    settings = {key: value for key, value in provenance.settings_of(options).items() if key != "rounds"}
-    fingerprint = {"experiment": training.experiment, "method": name, **settings}
-    clients, folder = len(federation.train.size), training.checkpoints(name)
-    if (done := run_folder.rounds_done(folder)) > options.rounds:
-        raise ValueError(f"{folder} has {done} rounds, more than --rounds {options.rounds}: give another --out folder")
-    snapshots = train.snapshots(options.rounds, options.evaluate_every, clients, by_distance)
+    settings = {key: value for key, value in provenance.settings_of(run.options).items() if key != "rounds"}
+    fingerprint = {"experiment": run.experiment.name, "method": name, **settings}
+    clients, folder = len(train.size), run.checkpoints(name)
+    if (done := run_folder.rounds_done(folder)) > rounds_in_all:
+        raise ValueError(f"{folder} has {done} rounds, more than --rounds {rounds_in_all}: give another --out folder")
+    by_distance = name in run.experiment.scales(run.options)
+    kept = snapshots(rounds_in_all, schedule.evaluate_every, clients, by_distance)
     result = None
     for rounds, every in legs:
-        shown = label if rounds == options.rounds else f"{label}, before the last {training.score_rounds}"
+        shown = label if rounds == rounds_in_all else f"{label}, before the last {last}"
         result = fedamp_jax.run(
-            training.task, algorithm, federation.train, federation.test, rounds=rounds, seed=options.seed,
-            participation=participation(options, clients), evaluate_every=every,
-            observe=[observer(federation.groups), *watching], snapshots=snapshots, progress=shown,
-            placement=training.placement, checkpoint=Checkpoint(folder, options.checkpoint_every, fingerprint),
+            run.prepared.task, run.prepared.algorithms[name], train, test, rounds=rounds, seed=schedule.seed,
+            participation=participation(schedule, clients), evaluate_every=every,
+            observe=[observer(groups), *watching], snapshots=kept, progress=shown, placement=run.placement,
+            checkpoint=Checkpoint(folder, run.options.output.checkpoint_every, fingerprint),
         )  # fmt: skip
     assert result is not None
     return result
 
 
-def save_models(training: Training, name: str, algorithm: Algorithm, result: fedamp_jax.Run) -> None:
+def save_models(run: Run, name: str, result: fedamp_jax.Run) -> None:
     """Save the models that the last evaluation judged, by the clients' ids."""
-    options, train = training.options, training.placement.place(training.federation.train)
-    models = personal_models(algorithm, last_key(options.seed, result), result.state, train, train.clients)
+    train, algorithm = run.placement.place(run.prepared.federation.train), run.prepared.algorithms[name]
+    models = personal_models(algorithm, last_key(run.options.schedule.seed, result), result.state, train, train.clients)
     models = jax.tree.map(np.asarray, models)
-    ids = np.asarray(training.federation.train.id)
+    ids = np.asarray(run.prepared.federation.train.id)
     about = {
-        "experiment": training.experiment,
+        "experiment": run.experiment.name,
         "method": name,
         "rounds": result.rounds[-1],
         "accuracy": {str(i): float(a) for i, a in zip(ids, result.accuracy[-1], strict=True)},
         "classes": int(train.classes.max()),
         "shape": list(train.x.shape[2:]),
-        "settings": provenance.settings_of(options),
+        "settings": provenance.settings_of(run.options),
     }
     if jax.process_index() == 0:
-        training.models(name).parent.mkdir(parents=True, exist_ok=True)
-        fedamp_jax.save(training.models(name), training.task, models, names=ids.tolist(), about=about)
+        run.models(name).parent.mkdir(parents=True, exist_ok=True)
+        fedamp_jax.save(run.models(name), run.prepared.task, models, names=ids.tolist(), about=about)
 
 
 def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:

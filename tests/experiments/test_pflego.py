@@ -8,7 +8,8 @@ import pytest
 import fedamp_jax
 from fedamp_jax.experiments import degrees, omniglot, pflego_paper
 from fedamp_jax.runner import train
-from tests.small_experiments import command, read, small_federation
+from fedamp_jax.runner.options import Options
+from tests.small_experiments import command, main_of, options_of, read, small_federation
 
 
 @pytest.mark.slow
@@ -17,10 +18,10 @@ def test_the_last_rounds_are_scored_one_by_one(tmp_path, monkeypatch, capsys):
 
     Failed when the second leg started from the beginning, and with `PFLEGO: round 2 of 2` for the first leg.
     """
-    common_ = ("--degrees", "high", "--clients", "6", "--tau", "3", "--rounds", "12", "--methods", "PFLEGO")
+    common_ = ("--degree", "high", "--clients", "6", "--tau", "3", "--rounds", "12", "--methods", "PFLEGO")
     common_ += ("--measure", "shared")
     for name, more in (("a", ()), ("b", ("--evaluate-every", "1"))):
-        command(monkeypatch, degrees.main, *common_, *more, "--out", tmp_path / name)
+        command(monkeypatch, main_of("degrees"), *common_, *more, "--out", tmp_path / name)
     said = capsys.readouterr()
     assert "PFLEGO, before the last 10: round 2 of 2" in said.out + said.err
     a, b = (read(tmp_path / name)["methods"]["PFLEGO"] for name in "ab")
@@ -43,7 +44,7 @@ def test_confidence_interval_of_the_last_rounds():
 def test_degrees_and_labels(degree, held):
     """K = 2, C/2, C classes; own labels are the global ones, renumbered in order. Failed with labels modulo K."""
     own, other = (
-        degrees.make_federation(degrees.Options(degree=degree, clients=10, labels=labels))
+        degrees.clients(options_of("degrees", "--degree", degree, "--clients", 10, "--labels", labels))
         for labels in ("own", "global")
     )
     assert own.train.classes.tolist() == [held] * 10 and other.train.classes.tolist() == [10] * 10
@@ -64,8 +65,8 @@ def test_measuring_after_local_training():
     key = jax.random.key(0)
     got = {}
     for measure in ("local", "shared"):
-        options = pflego_paper.Options(measure=measure, tau=20, client_rate=0.5)
-        algorithm = pflego_paper.make_algorithms(options, task, ("PFLEGO",))["PFLEGO"]
+        options = Options(training=pflego_paper.FullBatch(measure=measure, tau=20, client_rate=0.5))
+        algorithm = pflego_paper.methods(options, task, ("PFLEGO",))["PFLEGO"]
         offline = train._replace(online=jnp.zeros(4, bool))
         got[measure] = algorithm.personalize(key, algorithm.init(key, train), offline)
     same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), got["local"].params, got["shared"].params)
@@ -88,8 +89,8 @@ def test_initial_heads(name):
     train = small_federation().train
     task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
     for heads, alike in (("own", 1), ("common", 4)):
-        options = pflego_paper.Options(measure="shared", initial_heads=heads)
-        algorithm = pflego_paper.make_algorithms(options, task, (name,))[name]
+        options = Options(training=pflego_paper.FullBatch(measure="shared", initial_heads=heads))
+        algorithm = pflego_paper.methods(options, task, (name,))[name]
         params = algorithm.personalize(jax.random.key(1), algorithm.init(jax.random.key(0), train), train).params
         head, body = (np.asarray(jax.tree.leaves(params[part])[-1]) for part in ("head", "body"))  # the last kernels
         assert (head == head[:1]).all((1, 2)).sum() == alike and (body == body[:1]).all()
@@ -139,12 +140,12 @@ def test_omniglot_without_data(tmp_path, monkeypatch):
     for part in (train, test):
         assert all(int(part.y[i, :n].max()) < c for i, (n, c) in enumerate(zip(part.size.tolist(), part.classes)))
     arguments = ("--rounds", "1", "--tau", "2", "--methods", "FedRecon", "--out", tmp_path / "out")
-    command(monkeypatch, omniglot.main, *arguments)
+    command(monkeypatch, main_of("omniglot"), *arguments)
     found = read(tmp_path / "out")
     assert list(found["methods"]) == ["FedRecon"] and found["methods"]["FedRecon"]["paper"] is None
 
 
 def test_only_drawings_are_rotated():
     """Failed when a run on the digits, which are never rotated, recorded that its training sets were."""
-    of = {d: omniglot.variants_of(omniglot.Command(dataset=d))[0].options.rotations for d in ("digits", "omniglot")}
+    of = {d: options_of("omniglot", "--dataset", d).setting.rotations for d in ("digits", "omniglot")}
     assert of == {"digits": "none", "omniglot": "train"}

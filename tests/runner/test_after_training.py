@@ -7,16 +7,12 @@ import numpy as np
 import pytest
 
 import fedamp_jax
-from fedamp_jax.experiments import fedamp_paper
 from fedamp_jax.placement import OnMesh, client_mesh
 from fedamp_jax.runner import newcomers, run_folder
-from tests.small_experiments import command, read
+from fedamp_jax.runner.options import Training
+from tests.small_experiments import command, practical, read
 
 SHORT = ("--epochs", "1", "--methods", "FedAvg", "FedAMP")
-
-
-def practical():
-    fedamp_paper.main("practical")
 
 
 def numbers(folder):
@@ -86,11 +82,11 @@ def test_no_finished_method_is_lost(tmp_path, monkeypatch):
     command(monkeypatch, practical, "--rounds", 1, "--epochs", 1, "--methods", "FedAMP", "--out", out)
     one, seen = train.train_one, []
 
-    def dies(training, name, *args, **kwargs):
+    def dies(run, name, *args, **kwargs):
         seen.append(name)
         if len(seen) == 2:
             raise KeyboardInterrupt
-        return one(training, name, *args, **kwargs)
+        return one(run, name, *args, **kwargs)
 
     monkeypatch.setattr(train, "train_one", dies)
     with pytest.raises(SystemExit):
@@ -141,7 +137,7 @@ def test_clients_held_out(devices, tmp_path, monkeypatch):
     everybody = fedamp_jax.data.federation("digits", "practical")
     trained = newcomers.part(everybody, np.array(results["ids"]))
     task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
-    solver = fedamp_paper.make_solver(fedamp_paper.Options(epochs=1))
+    solver = Training(epochs=1).solver()
     place = OnMesh(mesh=client_mesh(devices))
     run = fedamp_jax.run(task, fedamp_jax.fedavg(task, solver), trained.train, trained.test, rounds=2, progress=False,
                          placement=place)  # fmt: skip

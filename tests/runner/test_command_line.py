@@ -1,6 +1,5 @@
 """The command lines: `--from results.json` repeats an earlier run, options without meaning, small runs."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -17,10 +16,13 @@ import pytest
 import rows
 
 import fedamp_jax
-from fedamp_jax.experiments import degrees, dirichlet, fedamp_paper, paper_values
+from fedamp_jax.algorithms import registry
+from fedamp_jax.experiments import fedamp_paper, paper_values
+from fedamp_jax.experiments.catalogue import EXPERIMENTS
 from fedamp_jax.report import figures, files
 from fedamp_jax.runner import command_line, compare, grid, machine, provenance
-from tests.small_experiments import command, method_entry, read
+from fedamp_jax.runner.experiment import prepare
+from tests.small_experiments import command, main_of, method_entry, options_of, parsed, practical, read
 
 
 def written(path, experiment, variants, methods=("FedAMP", "Separate"), seeds=()):
@@ -29,7 +31,7 @@ def written(path, experiment, variants, methods=("FedAMP", "Separate"), seeds=()
         "methods": {name: method_entry([1.0]) for name in methods}, "wilcoxon": {}, "clients": 1,
         "settings": provenance.settings_of(variants[0].options),
     }  # fmt: skip
-    head = {**provenance.describe_run(experiment, variants[0].options), "versions": {"jax": "0.0.1"}}
+    head = {**provenance.describe(experiment, variants[0].options), "versions": {"jax": "0.0.1"}}
     if len(variants) == 1:
         results = {**head, **entry, "groups": None, "chance_in_group_weight": None}
     else:
@@ -46,45 +48,40 @@ def changed(path, **settings):
     return path
 
 
-def parsed(monkeypatch, kind, experiment, *arguments):
-    monkeypatch.setattr(sys, "argv", ["experiment.py", *map(str, arguments)])
-    return command_line.parse(kind, "", experiment)
-
-
 def test_one_run(tmp_path, monkeypatch, capsys):
     """Every setting comes back, tuples as tuples; the command line has priority; other versions are reported.
 
     Failed when JSON's lists stayed lists (an epochs range that no `Solver` takes), and when `methods` was left out.
     """
-    options = fedamp_paper.Options(rounds=7, epochs_range=(1, 3), participation=0.5, sigma=3.0, seed=4, quick=True)
-    variants = fedamp_paper.variants_of(
-        fedamp_paper.Command(**{**vars(options), "participation": (0.5,), "drop_rate": (0.0,)}), "practical"
-    )
+    words = ("--rounds", 7, "--epochs-range", 1, 3, "--participation", 0.5, "--sigma", 3, "--seed", 4, "--quick")
+    variants = parsed("practical", *words, "--set", "FedAMP.start=personal", "Ditto.lam=0.3").variants
     path = written(tmp_path / "results.json", "practical", variants)
-    again = parsed(monkeypatch, fedamp_paper.Command, "practical", "--from", path, "--out", "elsewhere", "--sigma", 5)
+    again = options_of("practical", "--from", path, "--out", "elsewhere", "--sigma", 5)
     assert "jax 0.0.1 then" in capsys.readouterr().err
-    assert again.methods == ("FedAMP", "Separate") and again.out == "elsewhere" and again.sigma == 5.0
-    (variant,) = fedamp_paper.variants_of(dataclasses.replace(again, sigma=3.0), "practical")
-    assert provenance.settings_of(variant.options) == provenance.settings_of(variants[0].options)
+    assert again.schedule.methods == ("FedAMP", "Separate") and again.output.out == "elsewhere"
+    assert again.attention.sigma == 5.0 and again.schedule.set == ("FedAMP.start=personal", "Ditto.lam=0.3")
+    assert provenance.settings_of(again.replace(sigma=3.0)) == provenance.settings_of(variants[0].options)
 
 
 def test_several_parts_and_seeds(tmp_path, monkeypatch):
     """All combinations of settings become the lists they were made from. Failed with a list of every part's value."""
-    wanted = fedamp_paper.Command(participation=(0.5, 1.0), drop_rate=(0.0, 0.1), seeds=(3, 5), rounds=2)
-    path = written(
-        tmp_path / "results.json", "practical", fedamp_paper.variants_of(wanted, "practical"), seeds=wanted.seeds
+    words = ("--participation", 0.5, 1, "--drop-rate", 0, 0.1, "--seeds", 3, 5, "--rounds", 2)
+    wanted = parsed("practical", *words)
+    path = written(tmp_path / "results.json", "practical", wanted.variants, seeds=wanted.seeds)
+    again = parsed("practical", "--from", path)
+    settings, expected = (
+        [(v.title, provenance.settings_of(v.options)) for v in found.variants] for found in (again, wanted)
     )
-    again = parsed(monkeypatch, fedamp_paper.Command, "practical", "--from", path)
-    assert (again.participation, again.drop_rate, again.seeds) == ((0.5, 1.0), (0.0, 0.1), (3, 5))
-    wanted = degrees.Command(degrees=("medium", "none"), rounds=2)
-    path = written(tmp_path / "degrees.json", "degrees", degrees.variants_of(wanted))
-    assert parsed(monkeypatch, degrees.Command, "degrees", "--from", path).degrees == ("medium", "none")
+    assert settings == expected and len(settings) == 4 and again.seeds == (3, 5)
+    wanted = parsed("degrees", "--degree", "medium", "none", "--rounds", 2)
+    path = written(tmp_path / "degrees.json", "degrees", wanted.variants, methods=("FedPer",))
+    assert [v.options.setting.degree for v in parsed("degrees", "--from", path).variants] == ["medium", "none"]
 
 
-def refused(monkeypatch, capsys, path, kind=fedamp_paper.Command, experiment="practical"):
+def refused(monkeypatch, capsys, path):
     """The message of `--from` about a file that it refuses."""
     with pytest.raises(SystemExit) as stopped:
-        parsed(monkeypatch, kind, experiment, "--from", path)
+        command(monkeypatch, practical, "--from", path)
     error = " ".join(capsys.readouterr().err.split())
     assert stopped.value.code == 2 and path.name in error
     return error
@@ -125,9 +122,7 @@ def test_other_files_are_refused(text, message, tmp_path, monkeypatch, capsys):
 )
 def test_settings_that_no_option_takes_are_refused(settings, message, tmp_path, monkeypatch, capsys):
     """Failed when the option took any value from the file: a model "foo" became a ResNet."""
-    path = written(
-        tmp_path / "results.json", "practical", fedamp_paper.variants_of(fedamp_paper.Command(), "practical")
-    )
+    path = written(tmp_path / "results.json", "practical", parsed("practical").variants)
     assert message in refused(monkeypatch, capsys, changed(path, **settings))
 
 
@@ -143,10 +138,9 @@ def without(content, *keys):
 
 def test_incomplete_files_are_refused(tmp_path, monkeypatch, capsys):
     """The message says what. Failed with a KeyError."""
-    iid = written(tmp_path / "iid.json", "iid", fedamp_paper.variants_of(fedamp_paper.Command(), "iid"))
+    iid = written(tmp_path / "iid.json", "iid", parsed("iid").variants)
     assert "is of iid: run fedamp iid" in refused(monkeypatch, capsys, iid)
-    wanted = fedamp_paper.Command(drop_rate=(0.0, 0.1))
-    path = written(tmp_path / "results.json", "practical", fedamp_paper.variants_of(wanted, "practical"))
+    path = written(tmp_path / "results.json", "practical", parsed("practical", "--drop-rate", 0, 0.1).variants)
     whole = json.loads(path.read_text())
     part = ("parts", "10% dropped")
     for keys in (("versions",), ("parts",), (*part, "methods"), (*part, "settings", "drop_rate"),
@@ -157,23 +151,83 @@ def test_incomplete_files_are_refused(tmp_path, monkeypatch, capsys):
     for wrong in ({"parts": []}, {"parts": {}}, {"settings": 3}, {"parts": {"a": {"settings": {}, "methods": {}}}}):
         path.write_text(json.dumps({**whole, **wrong}))
         refused(monkeypatch, capsys, path)
-    path = written(
-        tmp_path / "none.json", "practical", fedamp_paper.variants_of(fedamp_paper.Command(), "practical"), methods=()
-    )
-    with pytest.raises(SystemExit):
-        parsed(monkeypatch, fedamp_paper.Command, "practical", "--from", path)
-    assert "--methods needs at least one value" in capsys.readouterr().err
+    path = written(tmp_path / "none.json", "practical", parsed("practical").variants, methods=())
+    with pytest.raises(ValueError, match="--methods needs at least one value"):
+        parsed("practical", "--from", path)
 
 
-@pytest.mark.parametrize(("kind", "experiment", "option"), [
-    (ablation.Options, "ablation", "--sgd-learning-rate"), (ablation.Options, "ablation", "--heur-sigma"),
-    (faulty.Options, "faulty", "--devices"), (faulty.Options, "faulty", "--evaluate-every"),
+def test_settings_of_earlier_versions(tmp_path):
+    """One that is no longer an option is taken where it had no effect. Failed when such files were refused."""
+    path = written(tmp_path / "results.json", "practical", parsed("practical").variants)
+    assert parsed("practical", "--from", changed(path, sigma_sweep=False)).variants
+    with pytest.raises(ValueError, match="has the setting 'sigma_sweep', which this version does not know"):
+        parsed("practical", "--from", changed(path, sigma_sweep=True))
+
+
+@pytest.mark.parametrize(("main", "option"), [
+    (main_of(ablation.EXPERIMENT), "--heur-sigma"), (main_of("degrees"), "--batch-size"),
+    (faulty.main, "--devices"), (faulty.main, "--evaluate-every"),
 ])  # fmt: skip
-def test_options_without_meaning_are_refused(kind, experiment, option, monkeypatch, capsys):
-    """Failed when the ablation, which has neither SCAFFOLD nor APFL, accepted their learning rate."""
+def test_options_without_meaning_are_refused(main, option, tmp_path, monkeypatch, capsys):
+    """Failed when the ablation, which has no HeurFedAMP, accepted its sigma."""
     with pytest.raises(SystemExit) as stopped:
-        parsed(monkeypatch, kind, experiment, option, 1)
+        command(monkeypatch, main, option, 3, "--out", tmp_path / "out")
     assert stopped.value.code == 2 and option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("Ditto.lamda=1",), "Ditto has no hyper-parameter lamda; it has lam, stats"), (("Dito.lam=1",), "no method Dito"),
+    (("Ditto.lam",), "needs METHOD.NAME=VALUE"), (("Ditto.lam=-1",), "lam must be at least 0"),
+    (("FedAMP.slope=1",), "FedAMP has no hyper-parameter slope"),
+])  # fmt: skip
+def test_wrong_hyperparameters_are_refused(words, message, tmp_path, monkeypatch, capsys):
+    """By name before data are read, by value before anything compiles. Failed with a TypeError of the factory."""
+    with pytest.raises(SystemExit) as stopped:
+        command(monkeypatch, practical, "--methods", "Ditto", "FedAMP", "--set", *words, "--out", tmp_path / "out")
+    assert stopped.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_hyperparameters_reach_the_methods(tmp_path, monkeypatch):
+    """FedProx with mu = 0 is FedAvg, and the results say so. Failed when only the settings had the value."""
+    short = ("--quick", "--rounds", 2, "--methods", "FedAvg", "FedProx", "--out")
+    command(monkeypatch, practical, *short, tmp_path / "a", "--set", "fedprox.mu=0")
+    found = read(tmp_path / "a")
+    assert found["methods"]["FedProx"]["loss"] == found["methods"]["FedAvg"]["loss"]
+    assert found["settings"]["set"] == ["fedprox.mu=0"] and found["methods"]["FedProx"]["settings"] == {"mu": 0}
+    command(monkeypatch, practical, *short, tmp_path / "b", "--set", "FedProx.mu=900")
+    assert read(tmp_path / "b")["methods"]["FedProx"]["loss"] != found["methods"]["FedAvg"]["loss"]
+    assert "set" not in provenance.settings_of(options_of("practical"))
+
+
+def test_unknown_methods_are_refused_before_data_are_read(tmp_path, monkeypatch, capsys):
+    """Failed when the data set was loaded and 18 methods made first."""
+    monkeypatch.setattr("fedamp_jax.runner.experiment.load", lambda *given: pytest.fail("loaded"))
+    with pytest.raises(SystemExit):
+        command(monkeypatch, practical, "--methods", "FedAPM", "--out", tmp_path / "out")
+    assert "there is no FedAPM (did you mean FedAMP?)" in capsys.readouterr().err
+
+
+def test_many_seeds_have_a_folder():
+    """Its name is not longer than a file system allows, and differs with the seeds. Failed with 255 bytes and more."""
+    first, second = (
+        command_line.folder_of(parsed("practical", "--seeds", *range(i, 200)), "practical") for i in (0, 1)
+    )
+    assert first != second and len(first.name.encode()) <= 200 and first.name.startswith("practical-digits-seeds=0-1-")
+
+
+def test_only_chosen_methods_are_made(monkeypatch):
+    """And those that they wrap. Failed when all were."""
+    made = []
+    for name, method in registry.METHODS.items():
+
+        def factory(task, name=name, **given):
+            made.append(name)
+
+        monkeypatch.setitem(registry.METHODS, name, method._replace(factory=factory))
+    options = options_of("practical", "--methods", "FedAvg-FT")
+    prepare(EXPERIMENTS["practical"], options, ["FedAvg-FT"])
+    assert made == ["FedAvg", "FedAvg-FT"]
 
 
 @pytest.mark.slow
@@ -208,8 +262,9 @@ def test_ablation_changes_one_decision(tmp_path, monkeypatch):
     Failed with every variant trained as `base`.
     """
     short = ("--rounds", 2, "--epochs", 1)
-    command(monkeypatch, ablation.main, *short, "--methods", "base", "self-half", "--out", tmp_path / "a")
-    practical = lambda: fedamp_paper.main("practical")  # noqa: E731
+    command(
+        monkeypatch, main_of(ablation.EXPERIMENT), *short, "--methods", "base", "self-half", "--out", tmp_path / "a"
+    )
     command(monkeypatch, practical, *short, "--methods", "FedAMP", "--out", tmp_path / "b")
     found, fedamp = read(tmp_path / "a")["methods"], read(tmp_path / "b")["methods"]["FedAMP"]
     assert found["base"]["accuracy"] == fedamp["accuracy"] and found["base"]["xi"] == fedamp["xi"]
@@ -239,22 +294,19 @@ def test_bfloat16_instructions(text, known, tmp_path, monkeypatch, capsys):
 ])  # fmt: skip
 def test_dirichlet_settings(arguments, setting, monkeypatch):
     """Each way to divide the data, and that its options reach it. Failed with alpha left at its default."""
-    options = parsed(monkeypatch, dirichlet.Command, "dirichlet", "--clients", 6, *arguments)
-    assert dirichlet.setting_of(options) == setting
+    options = options_of("dirichlet", "--clients", 6, *arguments)
     asked = {}
     monkeypatch.setattr(fedamp_jax.data, "federation", lambda name, where, **k: asked.update(k, where=where))
     monkeypatch.setattr(fedamp_jax.data, "balanced", lambda clients: clients)
-    chosen = fedamp_paper.variants_of(options, setting, dirichlet.Options)[0].options
-    fedamp_paper.load(chosen, setting)
-    assert (asked["where"], asked["clients"], asked["alpha"]) == (setting, 6, options.alpha)
-    assert chosen.sigma == chosen.heur_sigma == "auto"
+    fedamp_paper.clients(options)
+    assert (asked["where"], asked["clients"], asked["alpha"]) == (setting, 6, options.setting.alpha)
+    assert options.attention.sigma == options.attention.heur_sigma == "auto"
 
 
-def test_balanced_shards_are_refused(monkeypatch):
+def test_balanced_shards_are_refused():
     """Failed when --balanced was ignored."""
-    options = parsed(monkeypatch, dirichlet.Command, "dirichlet", "--split", "shards", "--balanced")
     with pytest.raises(ValueError, match="--balanced is for --split dirichlet, not for shards"):
-        dirichlet.setting_of(options)
+        parsed("dirichlet", "--split", "shards", "--balanced")
 
 
 def test_a_full_disk(capsys):
@@ -279,7 +331,6 @@ def test_closed_loops_are_not_reported(monkeypatch):
 
 def test_sigma_auto_and_dtype_reach_the_methods(tmp_path, monkeypatch):
     """Weights of perplexity 8 and a self weight of 1/9, and other numbers. Failed with the paper's self weight."""
-    practical = lambda: fedamp_paper.main("practical")  # noqa: E731
     short = ("--rounds", 1, "--epochs", 1, "--methods", "FedAMP", "--sigma")
     command(monkeypatch, practical, *short, "auto", "--out", tmp_path / "a")
     command(monkeypatch, practical, *short, "auto", "--dtype", "bfloat16", "--out", tmp_path / "b")
@@ -296,12 +347,13 @@ def rows_of(data):
     return [{np.asarray(data.x[i, k]).tobytes() for k in range(n)} for i, n in enumerate(np.asarray(data.size))]
 
 
-@pytest.mark.parametrize("load", [fedamp_paper.load, lambda options, _: ablation.prepare(options)[0]])
-def test_validation_data_in_place_of_test_data(load):
+@pytest.mark.parametrize("experiment", [EXPERIMENTS["practical"], ablation.EXPERIMENT], ids=lambda one: one.name)
+def test_validation_data_in_place_of_test_data(experiment):
     """A quarter of every client's training examples, which is not trained on. Failed with test data that were kept."""
-    settings = {"quick": True, "validation_fraction": 0.25, "sigma": 1.0, "model": "mlp"}
-    plain = load(fedamp_paper.Options(**{**settings, "validation_fraction": 0.0}), "practical")
-    held = load(fedamp_paper.Options(**settings), "practical")
+    plain, held = (
+        prepare(experiment, options_of(experiment, "--quick", "--validation-fraction", share), ()).federation
+        for share in (0.0, 0.25)
+    )
     for whole, kept, judged in zip(rows_of(plain.train), rows_of(held.train), rows_of(held.test), strict=True):
         assert not kept & judged and kept | judged == whole
         assert len(judged) == round(len(whole) / 4)
@@ -313,7 +365,6 @@ def test_validation_is_said(tmp_path, monkeypatch, capsys):
 
     Failed with a title that was as ever, and with axes that were.
     """
-    practical = lambda: fedamp_paper.main("practical")  # noqa: E731
     given = ("--quick", "--rounds", 1, "--methods", "Separate", "FedAvg", "--validation-fraction", 0.2)
     command(monkeypatch, practical, *given, "--out", tmp_path / "a")
     said = "practical on digits, judged by validation data"
@@ -335,13 +386,13 @@ def test_validation_is_said(tmp_path, monkeypatch, capsys):
     assert files.p_value(row, row) is not None and files.p_value(row, other) is None
 
 
-def test_validation_of_nothing_or_everything(monkeypatch):
+def test_validation_of_nothing_or_everything():
     """Refused, or test data. Failed with an error of `hold_out` that names no option."""
     for share in (-0.1, 1.0):
         with pytest.raises(ValueError, match=rf"--validation-fraction must be in \[0, 1\), got {share:g}"):
-            fedamp_paper.finish(fedamp_paper.Options(validation_fraction=share), "practical")
-    assert parsed(monkeypatch, attention_variants.Command, "attention").validation_fraction == 0.2
-    assert parsed(monkeypatch, fedamp_paper.Command, "practical").validation_fraction == 0.0
+            parsed("practical", "--validation-fraction", share)
+    assert options_of(attention_variants.EXPERIMENT).data.validation_fraction == 0.2
+    assert options_of("practical").data.validation_fraction == 0.0
 
 
 @pytest.mark.parametrize(("backend", "version", "kept"), [

@@ -15,12 +15,12 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Placement
 from fedamp_jax.data.blank import blank
-from fedamp_jax.experiments import degrees, fedamp_paper, omniglot
+from fedamp_jax.experiments import fedamp_paper, omniglot
 from fedamp_jax.programs.cost import Estimate
 from fedamp_jax.runner import cost
 from tests.accelerators import topology_or_skip
 from tests.registry import federation
-from tests.small_experiments import command
+from tests.small_experiments import command, main_of, options_of, practical
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "practical.py"
 
@@ -29,7 +29,7 @@ def run(monkeypatch, capsys, *words):
     """What the command prints."""
     monkeypatch.setattr(sys, "argv", ["practical.py", *words])
     monkeypatch.setenv("COLUMNS", "200")
-    fedamp_paper.main("practical")
+    practical()
     return capsys.readouterr().out
 
 
@@ -46,11 +46,11 @@ def test_on_this_machine(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("main", "words", "shown"),
     [
-        (ablation.main, ("--methods", "mean"), "mean"),
-        (attention_variants.main, ("--methods", "sigma-1"), "sigma-1"),
-        (leads.main, ("--leads", "tenth", "--methods", "FedAvg"), "FedAvg"),
-        (degrees.main, ("--methods", "FedAvg"), "FedAvg"),
-        (omniglot.main, ("--methods", "FedAvg"), "FedAvg"),
+        (main_of(ablation.EXPERIMENT), ("--methods", "mean"), "mean"),
+        (main_of(attention_variants.EXPERIMENT), ("--methods", "sigma-1"), "sigma-1"),
+        (main_of(leads.EXPERIMENT), ("--lead", "tenth", "--methods", "FedAvg"), "FedAvg"),
+        (main_of("degrees"), ("--methods", "FedAvg"), "FedAvg"),
+        (main_of("omniglot"), ("--methods", "FedAvg"), "FedAvg"),
     ],
     ids=["ablation", "attention", "leads", "degrees", "omniglot"],
 )
@@ -65,10 +65,10 @@ def test_of_every_experiment(main, words, shown, monkeypatch, capsys, tmp_path):
 
 def test_omniglot_without_the_data():
     """50 alphabets of the published sizes, and one client at a time where the CPU trains. Failed with a download."""
-    (variant,) = omniglot.variants_of(omniglot.Command(dataset="omniglot", dry_run="here"))
-    assert variant.options.chunk == 1
-    assert omniglot.variants_of(omniglot.Command(dataset="omniglot", dry_run="v5e:1x1"))[0].options.chunk is None
-    train, test, _ = omniglot.prepare(variant.options)[0]
+    options = options_of("omniglot", "--dataset", "omniglot", "--dry-run", "here")
+    assert options.machine.chunk == 1
+    assert options_of("omniglot", "--dataset", "omniglot", "--dry-run", "v5e:1x1").machine.chunk is None
+    train, test, _ = omniglot.clients(options)
     assert train.classes.tolist()[:5] == [20, 29, 26, 41, 40] and int(train.classes.sum()) == 1623
     assert int(train.size.sum()) == 4 * 15 * 1623 and int(test.size.sum()) == 5 * 1623
 
@@ -114,8 +114,7 @@ def test_a_place_that_is_none(place, says, monkeypatch, capsys):
 )
 def test_without_the_data(name, sizes):
     """Blank images are divided as the real ones: 100 clients in groups of the paper's sizes. Needs no download."""
-    options = fedamp_paper.finish(fedamp_paper.Options(dataset=name, dry_run="v5e:1x1"), "practical")
-    train, _, groups = fedamp_paper.load(options, "practical")
+    train, _, groups = fedamp_paper.clients(options_of("practical", "--dataset", name, "--dry-run", "v5e:1x1"))
     assert sorted(np.asarray(train.size), reverse=True) == [n for n in sizes for _ in range(20)]
     assert groups is not None and int(train.classes[0]) == blank(name).classes
     assert train.x.shape[2:] == blank(name).x_train.shape[1:] and not train.x.any()

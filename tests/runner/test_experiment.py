@@ -17,36 +17,35 @@ import tables
 import fedamp_jax
 from fedamp_jax import Placement, analysis
 from fedamp_jax.algorithms.registry import METHODS
-from fedamp_jax.experiments import degrees, dirichlet, fedamp_paper, omniglot, paper_values
+from fedamp_jax.experiments import fedamp_paper, paper_values
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
 from fedamp_jax.report import combine, figures, files, styles
 from fedamp_jax.runner import compare, grid, machine, provenance, run_folder, train
-from tests.small_experiments import command, read, small_federation
+from fedamp_jax.runner.experiment import judged
+from fedamp_jax.runner.options import Machine, Options, Training
+from tests.small_experiments import command, main_of, options_of, parsed, practical, read, small_federation
 
 SHORT = ("--rounds", "2", "--epochs", "1")
 
 
-def practical():
-    fedamp_paper.main("practical")
-
-
 def fake(options, folder):
     """A run that takes no time: accuracies are a function of seed and drop rate."""
-    base = 50.0 + options.seed - 10 * options.drop_rate
+    schedule = options.schedule
+    base = 50.0 + schedule.seed - 10 * schedule.drop_rate
     accuracy = base + np.arange(8.0).reshape(2, 4)
     entry = {
         **analysis.accuracy_summary(accuracy, [1, 2]), "loss": [1.0, 0.5], "seconds": 2.0, "first_round_seconds": 1.5,
         "seconds_per_round": 0.5, "rejected": {"3": 1}, "paper": None, "in_group_weight": [0.5, 0.6],
-        "ari": [None, 1.0], "xi": (np.ones((4, 4)) / 4 + options.seed * np.eye(4)).tolist(),
+        "ari": [None, 1.0], "xi": (np.ones((4, 4)) / 4 + schedule.seed * np.eye(4)).tolist(),
     }  # fmt: skip
-    head = {**provenance.describe_run("practical", options), "clients": 4, "groups": [0, 0, 1, 1]}
+    head = {**provenance.describe("practical", options), "clients": 4, "groups": [0, 0, 1, 1]}
     results = {**head, "chance_in_group_weight": 1 / 3, "methods": {"FedAMP": entry}, "wilcoxon": {}}
     files.write_json(results, folder / "results.json")
     return results
 
 
 def variant(title="", **changes):
-    return grid.Variant(title, fedamp_paper.finish(fedamp_paper.Options(quick=True, **changes), "practical"))
+    return grid.Variant(title, options_of("practical", "--quick").replace(**changes))
 
 
 def test_several_seeds_are_averaged(tmp_path):
@@ -75,10 +74,10 @@ def test_the_spread_of_several_seeds(tmp_path):
 
     def with_history(options, folder):
         results = fake(options, folder)
-        xi = np.full((2, 4, 4), 1.0 + options.seed).tolist()
-        kept = {"rounds": [1, 2], "xi": xi, "distances": np.full((2, 6), 1.0 + options.seed).tolist()}
+        xi = np.full((2, 4, 4), 1.0 + options.schedule.seed).tolist()
+        kept = {"rounds": [1, 2], "xi": xi, "distances": np.full((2, 6), 1.0 + options.schedule.seed).tolist()}
         results["methods"]["FedAMP"]["attention"] = kept
-        return {**results, "examples": [5, 6, 7, options.seed]}
+        return {**results, "examples": [5, 6, 7, options.schedule.seed]}
 
     combined = grid.run("practical", [variant()], (0, 2), tmp_path / "out", with_history)
     entry = combined["methods"]["FedAMP"]
@@ -131,9 +130,9 @@ def test_a_folder_of_another_summary_is_refused(tmp_path):
 def test_drop_rates_that_hardly_differ():
     """Each has its own title. Failed with titles in whole percent, which were refused as given twice."""
     rates = (0.1, 0.101, 0.104, 0.07)
-    variants = fedamp_paper.variants_of(fedamp_paper.Command(drop_rate=rates), "practical")
+    variants = parsed("practical", "--drop-rate", *rates).variants
     assert [v.title for v in variants] == ["10% dropped", "10.1% dropped", "10.4% dropped", "7% dropped"]
-    assert tables._conditions(vars(variants[1].options)) == "10.1% dropped"
+    assert tables._conditions(variants[1].options.flat()) == "10.1% dropped"
 
 
 @pytest.mark.slow
@@ -152,19 +151,8 @@ def test_practical_with_drop_rates_and_random_epochs(tmp_path, monkeypatch):
     for name in ("history.csv", "convergence.png", "accuracy.png", "report.html"):
         assert (out / "50-dropped" / name).stat().st_size > 0
     assert "panels" not in {p.stem for p in (out / "50-dropped").iterdir()}
-    dropped_out = fedamp_paper.variants_of(fedamp_paper.Command(dataset="mnist", drop_rate=(0.3,)), "practical")[
-        0
-    ].options
-    monkeypatch.setattr(fedamp_paper, "load", lambda *a: small_federation())
-    monkeypatch.setattr(fedamp_paper, "make_task", lambda *a: None)
-    monkeypatch.setattr(fedamp_paper, "make_algorithms", lambda *a: {})
-    seen = []
-    monkeypatch.setattr(fedamp_paper, "train_methods", lambda *a, **k: seen.append(a[6]) or {})
-    monkeypatch.setattr(run_folder, "write_files", lambda *a: None)
-    fedamp_paper.execute("practical", "practical", dropped_out, tmp_path)
-    plain = fedamp_paper.variants_of(fedamp_paper.Command(dataset="mnist"), "practical")[0].options
-    fedamp_paper.execute("practical", "practical", plain, tmp_path)
-    assert seen[0] == {} and seen[1]["FedAMP"] == 97.59
+    assert fedamp_paper.paper(options_of("practical", "--dataset", "mnist", "--drop-rate", 0.3)) == {}
+    assert fedamp_paper.paper(options_of("practical", "--dataset", "mnist"))["FedAMP"] == 97.59
 
 
 def test_the_width_of_resnet18():
@@ -172,16 +160,19 @@ def test_the_width_of_resnet18():
 
     Failed with the default's widths, and with a run of 16 channels beside the paper's numbers.
     """
-    finish = lambda **own: fedamp_paper.finish(fedamp_paper.Options(dataset="cifar100", **own), "practical")  # noqa: E731
-    narrow, plain, quick = finish(width=16), finish(), finish(quick=True)
+
+    def of(*words):
+        return options_of("practical", "--dataset", "cifar100", *words)
+
+    narrow, plain, quick = of("--width", 16), of(), of("--quick")
     federation = fedamp_jax.data.Federation(*[fedamp_jax.data.from_lists([np.zeros((2, 8, 8, 3))], [[0, 4]])] * 2, None)
-    shapes = jax.eval_shape(fedamp_paper.make_task(narrow, federation).init, jax.random.key(0)).params
+    shapes = jax.eval_shape(fedamp_paper.model(narrow, federation).init, jax.random.key(0)).params
     widths = {leaf.shape[-1] for leaf in jax.tree.leaves(shapes) if leaf.ndim == 4}
-    assert widths == {16, 32, 64, 128} and quick.width == fedamp_paper.QUICK_WIDTH
-    assert paper_values.as_in_tables(vars(plain)) and not paper_values.as_in_tables(vars(narrow))
-    assert not paper_values.as_in_tables(vars(finish(holdout_clients=3)))
+    assert widths == {16, 32, 64, 128} and quick.training.width == fedamp_paper.QUICK_WIDTH
+    assert paper_values.as_in_tables(plain.flat()) and not paper_values.as_in_tables(narrow.flat())
+    assert not paper_values.as_in_tables(of("--holdout-clients", 3).flat())
     with pytest.raises(ValueError, match="--width is for --model resnet18, not for cnn"):
-        finish(width=16, model="cnn")
+        of("--width", 16, "--model", "cnn")
 
 
 def test_options_of_local_training():
@@ -191,15 +182,14 @@ def test_options_of_local_training():
     """
     own = {
         "optimizer": "sgd", "learning_rate": 0.5, "epochs_range": (1, 3), "batch_size": 7, "keep_optimizer": True,
-        "chunk": 2,
     }  # fmt: skip
-    solver = fedamp_paper.make_solver(fedamp_paper.Options(**own))
+    solver = Training(**own).solver()
     assert (solver.epochs, solver.batch_size, solver.keep_optimizer) == ((1, 3), 7, True)
     step, _ = solver.optimizer.update(np.full(2, 3.0), solver.optimizer.init(np.ones(2)))
     np.testing.assert_allclose(step, -1.5)  # SGD's; Adam's first step is -0.5
-    assert paper_values.as_in_tables(vars(fedamp_paper.Options()))
+    assert paper_values.as_in_tables(Options().flat())
     assert not any(
-        paper_values.as_in_tables(vars(fedamp_paper.Options(**o))) for o in ({"epochs": 5}, {"optimizer": "sgd"})
+        paper_values.as_in_tables(Options().replace(**o).flat()) for o in ({"epochs": 5}, {"optimizer": "sgd"})
     )
 
 
@@ -210,7 +200,7 @@ def test_placements():
     """
 
     def placed(**changes):
-        return machine.placement_for(fedamp_paper.Options(chunk=3, **changes))
+        return machine.placement_for(Machine(chunk=3, **changes))
 
     assert placed(devices=1) == Placement(chunk=3)
     assert placed() == OnMesh(mesh=client_mesh(8), chunk=3) and placed(devices=4).devices == 4
@@ -234,7 +224,7 @@ def test_offload_on_the_command_line(tmp_path, monkeypatch, capsys):
 def test_estimates_are_printed_before_a_run_on_several_devices(capsys):
     """Failed when only offloading reported what it takes."""
     task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
-    algorithm = fedamp_jax.separate(task, fedamp_paper.make_solver(variant().options))
+    algorithm = fedamp_jax.separate(task, Training().solver())
     machine.print_estimate(algorithm, small_federation().train, OnMesh(mesh=client_mesh(2)))
     assert "2 device(s) of 2 client(s)" in capsys.readouterr().out
 
@@ -247,9 +237,10 @@ def test_a_sweep_is_made_of_runs(monkeypatch):
     """
     federation, grid_of = small_federation(), {"FedAMP": (0.5, 50.0), "HeurFedAMP": (10.0,)}
     monkeypatch.setattr(paper_values, "SIGMA_GRID", grid_of)
-    own = fedamp_paper.finish(fedamp_paper.Options(rounds=3, epochs=2, learning_rate=0.05, drop_rate=0.3), "practical")
-    task, solver = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,)), fedamp_paper.make_solver(own)
-    rows = sigma_sweep.sweep_sigma("practical", own, federation, task, solver)
+    words = ("--rounds", 3, "--epochs", 2, "--learning-rate", 0.05, "--drop-rate", 0.3)
+    own = options_of("practical", *words)
+    task, solver = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,)), own.training.solver()
+    rows = sigma_sweep.sweep_sigma(own, federation, task, solver)
     assert {name: tuple(row["sigma"]) for name, row in rows.items()} == grid_of
     algorithm = fedamp_jax.fedamp(task, solver, sigma=50.0, self_weight=0.5)
     share = fedamp_jax.Participation(drop_rate=0.3)
@@ -273,7 +264,7 @@ def test_results_list_clients_by_id():
     assert np.array_equal(found.snapshot_xi[1], -found.xi) and np.array_equal(found.snapshot_distances[1], 2 * found.xi)
     assert found.accuracy.tolist() == [[0.0, 0.1, 0.2]] and found.rejected.tolist() == [0, 1, 2]
     assert found.xi.tolist() == [[4, 5, 3], [7, 8, 6], [1, 2, 0]]
-    clients = fedamp_paper.load(fedamp_paper.Options(), "practical")
+    clients = fedamp_paper.clients(options_of("practical"))
     assert clients.train.id[1] != 1 and clients.groups[1] == clients.train.id[1] // 4
 
 
@@ -355,12 +346,12 @@ def test_checkpoints_are_not_removed_without_resume(tmp_path, monkeypatch, capsy
 def test_every_method_is_in_the_list_of_methods():
     """In the order of the tables. Failed with FedRecon left out."""
     task = fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,))
-    made = fedamp_paper.make_algorithms("practical", variant().options, small_federation(), task)
+    made = fedamp_paper.methods(variant().options, small_federation(), task, fedamp_paper.METHODS)
     assert tuple(made) == tuple(METHODS) and set(METHODS) == set(styles.KNOWN)
 
 
 def other_run(tmp_path):
-    fake(fedamp_paper.finish(fedamp_paper.Options(rounds=7), "practical"), tmp_path / "other")
+    fake(options_of("practical", "--rounds", 7), tmp_path / "other")
     return tmp_path / "other"
 
 
@@ -387,19 +378,27 @@ def some_file(tmp_path):
 
 
 BAD = {
-    "one optimizer on devices": (leads.main, ("--devices", "2"), "one-optimizer trains one client after the other"),
+    "one optimizer on devices": (
+        main_of(leads.EXPERIMENT),
+        ("--devices", "2"),
+        "one-optimizer trains one client after the other",
+    ),
     "negative seed": (practical, ("--seeds", "0", "-1"), "--seeds must be at least 0"),
     "nobody in the second panel": (practical, ("--drop-rate", "0", "0.99"), "leaves none of 20"),
-    "nobody of 100": (degrees.main, ("--participation", "1", "0.01", "--drop-rate", "0.9"), "leaves none of 20"),
+    "nobody of 100": (main_of("degrees"), ("--participation", "1", "0.01", "--drop-rate", "0.9"), "leaves none of 20"),
     "norm without layers": (practical, ("--norm", "group"), "--norm is for --model resnet18, not for mlp"),
-    "alpha of shards": (dirichlet.main, ("--split", "shards", "--alpha", "7"), "--alpha 7 is for --split dirichlet"),
+    "alpha of shards": (
+        main_of("dirichlet"),
+        ("--split", "shards", "--alpha", "7"),
+        "--alpha 7 is for --split dirichlet",
+    ),
     "note without slim": (tables.main, (other_run, "--note", "x"), "--note is for --slim"),
     "write into a folder": (tables.main, (other_run, "--write", lambda p: p), "is a folder; give the name of a file"),
     "slim into a file": (tables.main, (other_run, "--slim", some_file), "is a file; give a folder"),
     "page in a file": (compare.main, (other_run, other_run, "--out", lambda p: some_file(p) / "x.html"), "is a file"),
     "no methods": (practical, ("--methods",), "--methods needs at least one value"),
     "no drop rates": (practical, ("--drop-rate",), "--drop-rate needs at least one value"),
-    "no degrees": (degrees.main, ("--degrees",), "--degrees needs at least one value"),
+    "no degrees": (main_of("degrees"), ("--degree",), "--degree needs at least one value"),
     "no attacks": (faulty.main, ("--attacks",), "--attacks needs at least one value"),
     "no CIFAR-10 groups": (practical, ("--dataset", "cifar10", "--data-dir", "/nowhere"), "has no groups"),
     "no groups of faulty": (faulty.main, ("--dataset", "cifar10", "--data-dir", "/nowhere"), "experiments/iid.py"),
@@ -407,10 +406,10 @@ BAD = {
     "drop rate twice": (practical, ("--drop-rate", "0.1", "0.1"), "must differ, got 10% dropped, 10% dropped"),
     "out is a file": (practical, ("--quick", "--out", no_json), "is a file; give a folder"),
     "out is in a file": (practical, ("--quick", "--out", lambda p: no_json(p) / "a" / "b"), "x.json is a file"),
-    "paper of PFLEGO": (degrees.main, ("--methods", "paper"), "--methods: there is no paper;"),
-    "paper of variants": (ablation.main, ("--methods", "paper"), "--methods: there is no paper;"),
-    "no clients": (degrees.main, ("--clients", "0"), "--clients must be at least 1"),
-    "rotated digits": (omniglot.main, ("--rotations", "pooled"), "--rotations pooled is for --dataset omniglot"),
+    "paper of PFLEGO": (main_of("degrees"), ("--methods", "paper"), "--methods: there is no paper;"),
+    "paper of variants": (main_of(ablation.EXPERIMENT), ("--methods", "paper"), "--methods: there is no paper;"),
+    "no clients": (main_of("degrees"), ("--clients", "0"), "--clients must be at least 1"),
+    "rotated digits": (main_of("omniglot"), ("--rotations", "pooled"), "--rotations pooled is for --dataset omniglot"),
     "same shares": (faulty.main, ("--shares", "0.1", "0.12"), "--shares 0.1 and 0.12 are both 2 of 20 clients"),
     "share of no client": (faulty.main, ("--shares", "0.01"), "--shares 0.01 is none of 20 clients"),
     "other Ks": (convergence.main, ("--out", other_run), "experiment: 'practical' there, 'convergence' now"),
@@ -431,10 +430,10 @@ BAD = {
     "no chunk": (practical, ("--chunk", "0"), "--chunk must be at least 1"),
     "sigma 0": (practical, ("--sigma", "0"), "--sigma must be greater than 0"),
     "nobody takes part": (practical, ("--participation", "0.05", "--drop-rate", "0.6"), "leaves none of 20"),
-    "no method of PFLEGO": (degrees.main, ("--methods", "FedAMP", "Ditto"), "there is no FedAMP and no Ditto"),
-    "tau 1": (degrees.main, ("--tau", "1"), "--tau must be at least 2"),
-    "too many clients": (degrees.main, ("--degrees", "none", "--clients", "400"), "fewer clients"),
-    "no omniglot": (omniglot.main, ("--dataset", "omniglot", "--data-dir", "/nowhere"), "/nowhere/omniglot.npz"),
+    "no method of PFLEGO": (main_of("degrees"), ("--methods", "FedAMP", "Ditto"), "there is no FedAMP and no Ditto"),
+    "tau 1": (main_of("degrees"), ("--tau", "1"), "--tau must be at least 2"),
+    "too many clients": (main_of("degrees"), ("--degree", "none", "--clients", "400"), "fewer clients"),
+    "no omniglot": (main_of("omniglot"), ("--dataset", "omniglot", "--data-dir", "/nowhere"), "/nowhere/omniglot.npz"),
     "one K": (convergence.main, ("--rounds", "10"), "two values of K"),
     "no result": (tables.main, ("/nowhere",), "/nowhere does not exist"),
     "no JSON": (tables.main, (no_json,), "is not valid JSON"),
@@ -476,7 +475,7 @@ def test_clients_of_one_example_cannot_be_validated(capsys):
     """They are left out, by name. Failed with an accuracy of NaN after the training."""
     clients = small_federation()
     clients = clients._replace(train=clients.train._replace(size=jnp.array([6, 1, 6, 6])))
-    found = fedamp_paper.judged(fedamp_paper.Options(validation_fraction=0.5), clients)
+    found = judged(Options().replace(validation_fraction=0.5), clients)
     assert "leaves out clients with one training example: 1" in capsys.readouterr().out
     assert found.train.id.tolist() == [0, 2, 3] and found.groups.tolist() == [0, 1, 1]
     assert found.train.size.tolist() == found.test.size.tolist() == [3, 3, 3]
@@ -496,10 +495,10 @@ def test_a_finished_run_keeps_its_origin(tmp_path, monkeypatch):
 
 def test_the_papers_values_are_for_its_settings():
     """Failed with the paper's values beside 20 clients, shared labels, rotated test images and other local steps."""
-    own = vars(fedamp_paper.finish(fedamp_paper.Options(dataset="mnist"), "practical"))
+    own = options_of("practical", "--dataset", "mnist").flat()
     assert paper_values.bmta("practical", "mnist", own)["FedAMP"] == 97.59
     assert paper_values.bmta("practical", "mnist", {**own, "epochs": 1}) == {}
-    own = {**vars(degrees.Options(dataset="mnist")), "dataset": "mnist"}
+    own = options_of("degrees", "--dataset", "mnist", "--degree", "high").flat()
     assert paper_values.as_in_pflego_tables(own)
     for change in ({"clients": 20}, {"labels": "global"}, {"rotations": "pooled"}):
         assert not paper_values.as_in_pflego_tables({**own, **change})

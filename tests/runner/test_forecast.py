@@ -6,10 +6,10 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Placement
-from fedamp_jax.experiments import fedamp_paper
 from fedamp_jax.runner import cost, messages
+from fedamp_jax.runner.options import Options
 from tests.registry import federation
-from tests.small_experiments import command
+from tests.small_experiments import command, practical
 
 
 def test_operations_of_a_step():
@@ -32,8 +32,9 @@ def test_a_long_run_is_announced(changes, hours, monkeypatch):
     data = federation()
     steps = sum(-(-int(n) // 4) for n in np.asarray(data.size))
     flops = 3600e12 / (steps * 10 * 10)
-    options = fedamp_paper.Options(**{"rounds": 10, "epochs": 10, "batch_size": 4, **changes})
-    text = cost.at_least(None, data, Placement(), options, dict.fromkeys(["FedAMP", "FedAvg"], options.rounds))
+    options = Options().replace(**{"rounds": 10, "epochs": 10, "batch_size": 4, **changes})
+    left = dict.fromkeys(["FedAMP", "FedAvg"], options.schedule.rounds)
+    text = cost.at_least(None, data, Placement(), options, left)
     assert text is not None and f"at least {messages.readable(2 * 3600 * hours)}: 2 methods" in text
     assert f"{messages.readable(3600 * hours)} each" in text
 
@@ -43,7 +44,7 @@ def test_a_long_run_says_its_memory(tmp_path, monkeypatch, capsys):
     arguments = ("--rounds", 1, "--epochs", 1, "--methods", "Separate", "--out")
     for name, text in (("long", "This will take at least a day"), ("short", None)):
         monkeypatch.setattr(cost, "at_least", lambda *a, text=text: text)
-        command(monkeypatch, lambda: fedamp_paper.main("practical"), *arguments, tmp_path / name)
+        command(monkeypatch, practical, *arguments, tmp_path / name)
         said = capsys.readouterr().out
         assert ("a round takes 1 device(s)" in said) == (name == "long"), said
 
@@ -51,7 +52,7 @@ def test_a_long_run_says_its_memory(tmp_path, monkeypatch, capsys):
 def test_a_short_run_is_not_announced(monkeypatch):
     """Nor is anything measured for it. Failed without the look at the operations first."""
     monkeypatch.setattr(cost, "product_speed", lambda placement: pytest.fail("measured"))
-    options = fedamp_paper.Options(rounds=30, epochs=10)
+    options = Options().replace(rounds=30)
     clients = fedamp_jax.data.federation("digits").train
     task = fedamp_jax.models.mlp(10, shape=(8, 8))
     assert cost.at_least(task, clients, Placement(), options, {"FedAMP": 30}) is None

@@ -8,7 +8,7 @@ import pytest
 
 from fedamp_jax import Placement
 from fedamp_jax import attention as weights
-from tests.small_experiments import command, read
+from tests.small_experiments import command, main_of, read
 
 
 def test_the_largest_gap():
@@ -41,7 +41,7 @@ def test_scores_have_the_perplexity():
 @pytest.mark.slow
 def test_every_variant_is_what_it_says(tmp_path, monkeypatch):
     """Failed with the groups of clients that were reordered, and with the test data in place of held-out ones."""
-    command(monkeypatch, attention_variants.main, "--rounds", 2, "--epochs", 1, "--out", tmp_path)
+    command(monkeypatch, main_of(attention_variants.EXPERIMENT), "--rounds", 2, "--epochs", 1, "--out", tmp_path)
     found = read(tmp_path)
     groups = np.array(found["groups"])
     alike = groups[:, None] == groups[None]

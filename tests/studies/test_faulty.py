@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import fedamp_jax
-from fedamp_jax.experiments import fedamp_paper
 from fedamp_jax.report import run_page
-from tests.small_experiments import command, method_entry, read, small_federation
+from tests.small_experiments import command, method_entry, options_of, read, small_federation
 
 
 def tiny_task():
@@ -19,8 +18,8 @@ def tiny_task():
 
 
 def options(**changes):
-    plain = faulty.Options(rounds=3, epochs=1, sigma=1.0, heur_sigma=1.0, **changes)
-    return fedamp_paper.finish(plain, "practical")
+    words = ("--rounds", 3, "--epochs", 1, "--sigma", 1, "--heur-sigma", 1)
+    return options_of(faulty.EXPERIMENT, *words).replace(**changes)
 
 
 def test_the_run_and_its_report_name_the_client():
@@ -28,7 +27,7 @@ def test_the_run_and_its_report_name_the_client():
     train, test, _ = small_federation()
     bad = train._replace(x=train.x.at[2].set(jnp.nan))
     own = options()
-    algorithm = fedamp_jax.fedavg(tiny_task(), fedamp_paper.make_solver(own))
+    algorithm = fedamp_jax.fedavg(tiny_task(), own.training.solver())
     result = fedamp_jax.run(tiny_task(), algorithm, bad, test, rounds=3, progress=False)
     assert result.rejected.tolist() == [0, 0, 3, 0]
     rejected = {str(i): int(n) for i, n in enumerate(result.rejected) if n}
@@ -62,7 +61,7 @@ def test_absent_clients_are_offline_ones():
     """
     own, task = options(participation=0.75, drop_rate=0.3, learning_rate=0.1), tiny_task()
     train, test, _ = federation = small_federation()
-    algorithm = fedamp_jax.fedamp(task, fedamp_paper.make_solver(own), sigma=1.0, self_weight=0.25)
+    algorithm = fedamp_jax.fedamp(task, own.training.solver(), sigma=1.0, self_weight=0.25)
     measure = faulty.trainer(algorithm, own, federation, task)
     share = fedamp_jax.Participation(0.75, 0.3)
     for absent in ([], [1]):

@@ -11,13 +11,16 @@ import fedamp_jax
 from fedamp_jax import Solver
 from fedamp_jax.engine import server
 from fedamp_jax.experiments import fedamp_paper
-from tests.small_experiments import command, read
+from fedamp_jax.experiments.catalogue import EXPERIMENTS
+from fedamp_jax.runner.experiment import prepare
+from tests.small_experiments import command, main_of, options_of, read
 
 KEY = jax.random.key(0)
 
 
 def prepared(lead):
-    return leads.prepare(fedamp_paper.finish(leads.Options(lead=lead, epochs=1, batch_size=8), "practical"))
+    options = options_of(leads.EXPERIMENT, "--lead", lead, "--epochs", 1, "--batch-size", 8)
+    return prepare(leads.EXPERIMENT, options, leads.METHODS)[:3]
 
 
 def examples(data, i):
@@ -28,9 +31,9 @@ def examples(data, i):
 
 def test_base_is_the_practical_setting():
     """Failed with a lead's change in `base`, too."""
-    options = fedamp_paper.finish(leads.Options(), "practical")
-    clients, _, methods = leads.prepare(options)
-    expected, _, every, _ = fedamp_paper.prepare("practical", options)
+    options = options_of(leads.EXPERIMENT, "--lead", "base")
+    clients, _, methods, _ = prepare(leads.EXPERIMENT, options, leads.METHODS)
+    expected, _, every, _ = prepare(EXPERIMENTS["practical"], options_of("practical"), fedamp_paper.METHODS)
     jax.tree.map(np.testing.assert_array_equal, clients, expected)
     assert list(methods) == list(leads.METHODS)
     one = lambda a: a.round(KEY, a.init(KEY, clients.train), clients.train)[0]  # noqa: E731
@@ -127,8 +130,8 @@ def test_proximal_tuning(k):
 
     Clients that are offline fine-tune, too.
     """
-    options = fedamp_paper.finish(leads.Options(lead="proximal-tuning", epochs=3, batch_size=8), "practical")
-    clients, task, methods = leads.prepare(options)
+    options = options_of(leads.EXPERIMENT, "--lead", "proximal-tuning", "--epochs", 3, "--batch-size", 8)
+    clients, task, methods, _ = prepare(leads.EXPERIMENT, options, leads.METHODS)
     data = clients.train._replace(online=jnp.zeros(20, bool))
     state = methods["FedAvg-FT"].init(KEY, data)._replace(round=jnp.int32(k))
     found = methods["FedAvg-FT"].personalize(KEY, state, data).params
@@ -137,12 +140,12 @@ def test_proximal_tuning(k):
 
     def local(key, client, epochs, mine):
         local, loss = fedamp_jax.engine.solve(
-            task, fedamp_paper.make_solver(options), key, client, mine, epochs=epochs, k=state.round,
+            task, options.training.solver(), key, client, mine, epochs=epochs, k=state.round,
             penalty=prox(mine.params),
         )  # fmt: skip
         return local.variables, loss
 
-    solver = fedamp_paper.make_solver(options)
+    solver = options.training.solver()
     expected = fedamp_jax.engine.for_each_client(solver, KEY, clients.train, local, start)[0].params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
 
@@ -178,8 +181,8 @@ def test_leads_together(tmp_path, monkeypatch):
     """Joined by +, and a folder for each run. Failed when only the first lead was applied."""
     clients, _, methods = prepared("tenth+sorted+one-optimizer")
     assert clients.train.size.max() == 7 and (np.diff(clients.train.y[0, :7]) >= 0).all() and "APFL" not in methods
-    command(monkeypatch, leads.main, "--quick", "--methods", "Separate", "--leads", "base", "tenth+l2-1e-2",
-            "--out", tmp_path)  # fmt: skip
+    words = ("--quick", "--methods", "Separate", "--lead", "base", "tenth+l2-1e-2", "--out", tmp_path)
+    command(monkeypatch, main_of(leads.EXPERIMENT), *words)
     found = read(tmp_path)
     assert list(found["parts"]) == ["base", "tenth+l2-1e-2"] and found["settings"]["lead"] == list(found["parts"])
     accuracy = [part["methods"]["Separate"]["accuracy"] for part in found["parts"].values()]
