@@ -1,6 +1,7 @@
 """Trees of parameters, what the package's names stand for, and what the server computes from stacked trees."""
 
 import importlib
+import inspect
 import pkgutil
 import types
 
@@ -81,6 +82,21 @@ def test_public_names_are_there():
     assert len(set(fedamp_jax.__all__)) == len(fedamp_jax.__all__)
     for name in fedamp_jax.__all__:
         assert getattr(fedamp_jax, name) is not None, name
+
+
+@pytest.mark.parametrize("name", ["fedamp_jax", "fedamp_jax.engine", "fedamp_jax.data", "fedamp_jax.models"])
+def test_functions_take_the_key_last(name):
+    """Behind their other required arguments; methods of an `Algorithm` take it first.
+
+    Failed for `join(algorithm, key, state, ...)` and nine functions of the engine.
+    """
+    module = importlib.import_module(name)
+    for public in module.__all__:
+        function = getattr(module, public)
+        if inspect.isfunction(function):
+            given = inspect.signature(function).parameters.values()
+            required = [p.name for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+            assert not {"key", "keys"} & {*required[:-1]}, f"{public}({', '.join(required)})"
 
 
 # --- the server -------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def sweep_sigma(setting: str, options: Any, federation: Federation, task: Task, 
                 return jnp.mean(accuracy), info.xi
 
             _, (accuracy, xi) = fedamp_jax.scan_rounds(
-                algorithm, algorithm.init(key, train), train, key, options.rounds,
+                algorithm, algorithm.init(key, train), train, options.rounds, key,
                 participation=who, each=measured,
             )  # fmt: skip
             return 100.0 * jnp.max(accuracy), xi[-1]

@@ -127,12 +127,12 @@ def apfl(
             trained = tuple(
                 jax.tree.map(lambda _, f=flag: f, p) for p, flag in zip(mine.params, (True, True, adapt_alpha))
             )
-            result, loss = solve(pair, sgd, key, client, mine, epochs=epochs, k=state.round, trainable=trained)
+            result, loss = solve(pair, sgd, client, mine, key, epochs=epochs, k=state.round, trainable=trained)
             return result.variables, loss
 
         w = trees.broadcast(state.params, data.y.shape[0])
         begin = Variables((w, state.personal, state.alpha), state.stats)
-        sent, info = for_each_client(sgd, key, data, local, begin)
+        sent, info = for_each_client(sgd, data, local, begin, key=key)
         weights = sample_weights(data, info)
         params = weighted_mean(weights, sent.params[0], state.params)
         running = new_stats(weights, sent.stats, state.stats)

@@ -59,7 +59,7 @@ def ditto(
     shared_method, own_solver = fedavg(task, solver), personal_solver or solver
 
     def init(key, data):
-        return DittoState(shared_method.init(key, data), init_clients(task, own_solver, key, data))
+        return DittoState(shared_method.init(key, data), init_clients(task, own_solver, data, key))
 
     def round(key, state, data):
         shared, k = state.shared, state.shared.round
@@ -68,15 +68,15 @@ def ditto(
         def local(key, client, epochs, mine):
             glob, own = mine
             keys = jax.random.split(key)
-            sent, _ = solve(task, solver, keys[0], client, glob.variables, epochs=epochs, k=k,
+            sent, _ = solve(task, solver, client, glob.variables, keys[0], epochs=epochs, k=k,
                             optimizer_state=glob.optimizer)  # fmt: skip
-            passes = resample_epochs(own_solver, keys[1], epochs) if personal_solver else epochs
-            kept, loss = solve(task, own_solver, keys[1], client, own.variables, epochs=passes, k=k, penalty=penalty,
+            passes = resample_epochs(own_solver, epochs, keys[1]) if personal_solver else epochs
+            kept, loss = solve(task, own_solver, client, own.variables, keys[1], epochs=passes, k=k, penalty=penalty,
                                optimizer_state=own.optimizer)  # fmt: skip
             return (sent, kept), loss
 
         received = Local(shared_method.personalize(key, shared, data), shared.optimizer)
-        (sent, personal), info = for_each_client(solver, key, data, local, (received, state.personal))
+        (sent, personal), info = for_each_client(solver, data, local, (received, state.personal), key=key)
         weights = sample_weights(data, info)
         params = weighted_mean(weights, sent.variables.params, shared.params)
         running = mixed(weights, sent.variables.stats, shared.stats)

@@ -95,7 +95,7 @@ def attentive(
     check_choice("stale", stale, ("exclude", "include"))
 
     def init(key, data):
-        clients = init_clients(task, solver, key, data, common=common_init)
+        clients = init_clients(task, solver, data, key, common=common_init)
         remembered = () if memory is None else jax.tree.map(jnp.copy, memory.init(clients.variables))
         return FedAMPState(clients, jnp.zeros((), jnp.int32), remembered)
 
@@ -117,11 +117,11 @@ def attentive(
         begin = Variables(cloud if start == "cloud" else mine.params, running)
 
         def local(key, client, epochs, mine_i, begin_i, cloud_i):
-            return solve(task, solver, key, examples(client) if examples else client, begin_i, epochs=epochs, k=k,
+            return solve(task, solver, examples(client) if examples else client, begin_i, key, epochs=epochs, k=k,
                          penalty=penalty(cloud_i, k) if penalty else None,
                          optimizer_state=mine_i.optimizer)  # fmt: skip
 
-        clients, info = for_each_client(solver, key, data, local, state.clients, begin, cloud)
+        clients, info = for_each_client(solver, data, local, state.clients, begin, cloud, key=key)
         info = info._replace(xi=xi, error=error)
         remembered = state.memory if memory is None else memory.update(state.memory, begin, info)
         return FedAMPState(clients, k + 1, remembered), info

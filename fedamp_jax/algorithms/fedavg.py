@@ -65,11 +65,11 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
         penalty = None if free else Prox(state.params, at_round(mu, state.round))
 
         def local(key, client, epochs, mine):
-            return solve(task, solver, key, client, mine.variables, epochs=epochs, k=state.round, penalty=penalty,
+            return solve(task, solver, client, mine.variables, key, epochs=epochs, k=state.round, penalty=penalty,
                          optimizer_state=mine.optimizer)  # fmt: skip
 
         received = Local(personalize(key, state, data), state.optimizer)
-        sent, info = for_each_client(solver, key, data, local, received)
+        sent, info = for_each_client(solver, data, local, received, key=key)
         weights = sample_weights(data, info)
         params = weighted_mean(weights, sent.variables.params, state.params)
         running = new_stats(weights, sent.variables.stats, state.stats)

@@ -91,18 +91,18 @@ def pfedme(
                 w_i, theta, total = carry
                 # A minibatch is a client whose every pass is one step; its real rows come first.
                 some = client._replace(x=batch.x, y=batch.y, size=jnp.sum(batch.mask, dtype=jnp.int32))
-                found, loss = solve(task, inner, key, some, Variables(w_i, theta.stats), epochs=inner_steps, k=k,
+                found, loss = solve(task, inner, some, Variables(w_i, theta.stats), key, epochs=inner_steps, k=k,
                                     penalty=Prox(w_i, pull))  # fmt: skip
                 theta = found.variables
                 return jax.tree.map(lambda a, b: a - rate * (a - b), w_i, theta.params), theta, total + loss
 
             begin = (w, Variables(w, mine[0].stats), jnp.zeros((), jnp.float32))
-            (w_i, theta, total), steps = for_each_minibatch(solver, key, client, step, begin, epochs=epochs,
+            (w_i, theta, total), steps = for_each_minibatch(solver, client, step, begin, key, epochs=epochs,
                                                             shuffle=solver.shuffle)  # fmt: skip
             return (theta, w_i), total / jnp.maximum(steps, 1).astype(jnp.float32)
 
         received = broadcast(w, data.y.shape[0])
-        (personal, sent), info = for_each_client(solver, key, data, local, (state.personal, received))
+        (personal, sent), info = for_each_client(solver, data, local, (state.personal, received), key=key)
         weights = sample_weights(data, info)
         mean, step = weighted_mean(weights, sent, w), at_round(beta, k)
         params = jax.tree.map(lambda a, b: a + step * (b - a), w, mean)

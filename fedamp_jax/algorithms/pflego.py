@@ -31,7 +31,7 @@ class PFLEGOState(NamedTuple):
         return self.model.round
 
 
-def _features(task: Task, solver: Solver, key: Array, client: Data, start: Variables) -> Array:
+def _features(task: Task, solver: Solver, client: Data, start: Variables, key: Array) -> Array:
     """The body's features of all of ONE client's data, `[N, ...]`, in one pass."""
     assert task.features is not None
     features = task.features
@@ -45,11 +45,11 @@ def _features(task: Task, solver: Solver, key: Array, client: Data, start: Varia
 
     one = jax.eval_shape(example, jnp.zeros(solver.width(client), jnp.int32))
     phi = jnp.zeros((client.y.shape[0], *one.shape[1:]), one.dtype)
-    return for_each_minibatch(solver, key, client, write, phi, shuffle=False)[0]
+    return for_each_minibatch(solver, client, write, phi, key, shuffle=False)[0]
 
 
 def head_steps(
-    task: Task, solver: Solver, key: Array, client: Data, start: Variables, head: PyTree, steps: Array, beta: Array
+    task: Task, solver: Solver, client: Data, start: Variables, head: PyTree, steps: Array, beta: Array, key: Array
 ) -> PyTree:
     """The parameters after `steps` full-batch gradient steps on the head with the body fixed (Algorithm 1, first loop).
 
@@ -62,7 +62,7 @@ def head_steps(
         on_features, loss = client, lambda variables, batch, key: task.loss(variables, batch, key)[0]
     else:
         head_loss = task.head_loss
-        on_features = client._replace(x=_features(task, solver, key, client, start))
+        on_features = client._replace(x=_features(task, solver, client, start, key))
 
         def loss(variables, batch, key):
             return head_loss(variables, batch.x, batch)
@@ -75,7 +75,7 @@ def head_steps(
 
         zero = jax.tree.map(jnp.zeros_like, own)
         key_step = jax.random.fold_in(key, t)
-        gradient, _ = for_each_minibatch(solver, key_step, on_features, add, zero, shuffle=False)
+        gradient, _ = for_each_minibatch(solver, on_features, add, zero, key_step, shuffle=False)
         return jax.tree.map(lambda w, g: w - beta * g, own, gradient)
 
     return combine(repeat(steps, step, own, at_most=solver.max_epochs - 1), body)
@@ -134,7 +134,7 @@ def pflego(
         return server_optimizer or optax.sgd(at_round(rho, k))
 
     def init(key, data):
-        model = init_body(task, own_solver, key, data, common=common_init, part="body")
+        model = init_body(task, own_solver, data, key, common=common_init, part="body")
         return PFLEGOState(model, server_at(model.round).init(model.body))
 
     def round(key, state, data):
@@ -145,13 +145,13 @@ def pflego(
 
         def local(key, client, epochs, mine):
             start = mine[0]
-            params = head_steps(task, own_solver, key, client, start, head, epochs - 1, at_round(beta, k))
-            joint, running, loss = full_gradient(task, own_solver, key, client, Variables(params, start.stats))
+            params = head_steps(task, own_solver, client, start, head, epochs - 1, at_round(beta, k), key)
+            joint, running, loss = full_gradient(task, own_solver, client, Variables(params, start.stats), key)
             return (Variables(params, running), joint), loss
 
         # A client that is offline or rejected leaves its head, and a gradient of zero.
         zero = jax.tree.map(jnp.zeros_like, begin.params)
-        (after, joint), info = for_each_client(own_solver, key, data, local, (begin, zero))
+        (after, joint), info = for_each_client(own_solver, data, local, (begin, zero), key=key)
         here = data.online & ~info.rejected
         boost = data.clients / jnp.maximum(jnp.sum(here, dtype=jnp.float32), 1.0)  # I / r
         share = data.size.astype(jnp.float32) / jnp.sum(data.size, dtype=jnp.float32)  # alpha_i, over ALL clients

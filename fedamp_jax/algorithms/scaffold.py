@@ -90,10 +90,10 @@ def scaffold(
             c_i, last = mine
             begin = Variables(x, last.stats)
             shift = jax.tree.map(jnp.subtract, c, c_i)
-            result, loss = solve(task, sgd, key, client, begin, epochs=epochs, k=k, correction=shift)
+            result, loss = solve(task, sgd, client, begin, key, epochs=epochs, k=k, correction=shift)
             y = result.variables
             if option == "I":
-                new, _, _ = full_gradient(task, sgd, stream(key, "full gradient"), client, begin)
+                new, _, _ = full_gradient(task, sgd, client, begin, stream("full gradient", key))
             else:
                 width = sgd.width(client)
                 steps = epochs * ((client.size + width - 1) // width)  # K
@@ -101,7 +101,7 @@ def scaffold(
                 new = jax.tree.map(lambda a, b, d: (a - b) / rate - d, x, y.params, shift)
             return (new, y), loss
 
-        (controls, clients), info = for_each_client(sgd, key, data, local, (state.controls, state.clients))
+        (controls, clients), info = for_each_client(sgd, data, local, (state.controls, state.clients), key=key)
         counts = (data.online & ~info.rejected).astype(jnp.float32)  # the clients of S, with equal weights
         change = jax.tree.map(jnp.subtract, controls, state.controls)
         present = jnp.sum(counts) / data.clients  # |S| / M; the variates of the others did not change

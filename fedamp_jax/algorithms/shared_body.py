@@ -65,8 +65,8 @@ def assemble(state: BodyState, data: Data) -> Variables:
 def init_body(
     task: Task,
     solver: Solver,
-    key: Array,
     data: Data,
+    key: Array,
     *,
     common: bool,
     part: str,
@@ -112,7 +112,7 @@ def shared_body(
     new_stats = statistics_policy(stats)
 
     def init(key, data):
-        return init_body(task, solver, key, data, common=common_init, part=phases[-1].part, edit=edit)
+        return init_body(task, solver, data, key, common=common_init, part=phases[-1].part, edit=edit)
 
     def round(key, state, data):
         begin = assemble(state, data)
@@ -124,14 +124,14 @@ def shared_body(
                 key_phase = jax.random.fold_in(key, number) if len(phases) > 1 else key
                 last = number == len(phases) - 1  # the only phase whose optimizer may be kept
                 own = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
-                passes = epochs if phase.solver is None else resample_epochs(own, key_phase, epochs)
+                passes = epochs if phase.solver is None else resample_epochs(own, epochs, key_phase)
                 result, loss = solve(
-                    task, own, key_phase, phase.data(key, client) if phase.data else client, result.variables,
+                    task, own, phase.data(key, client) if phase.data else client, result.variables, key_phase,
                     epochs=passes, k=state.round, trainable=mask_of(phase.part, head), optimizer_state=mine.optimizer,
                 )  # fmt: skip
             return result, loss
 
-        sent, info = for_each_client(solver, key, data, local, Local(begin, state.optimizer))
+        sent, info = for_each_client(solver, data, local, Local(begin, state.optimizer), key=key)
         heads, bodies = partition(sent.variables.params, head)
         weights = sample_weights(data, info)
         mean = weighted_mean(weights, bodies, state.body)
@@ -247,6 +247,6 @@ def fedbabu(
     def personalize(key, state, data):
         models = base.personalize(key, state, data)
         trainable = mask_of(tune_part, head_mask(task, models.params))
-        return tune(task, tuner or solver, key, data, models, state, trainable)
+        return tune(task, tuner or solver, data, models, state, key, trainable)
 
     return base._replace(personalize=personalize)

@@ -106,7 +106,7 @@ def run(
     check_loss_fits(task, train)
 
     key = jax.random.key(seed)
-    state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, key, train)
+    state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, train, key)
     if given and given >= rounds:
         raise ValueError(f"the state has seen {given} rounds, which count: rounds must be more, got {rounds}")
     metrics = {name: np.zeros((0, m), np.float32) for name in names}

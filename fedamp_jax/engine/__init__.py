@@ -17,7 +17,7 @@ from fedamp_jax.engine.clients import (
 from fedamp_jax.engine.hyperparameters import at_round, per_client
 from fedamp_jax.engine.minibatches import for_each_minibatch, full_gradient, mean_loss
 from fedamp_jax.engine.solver import Local, Penalty, Prox, Solver, check_parts, solve
-from fedamp_jax.engine.validation import cross_losses, holdout
+from fedamp_jax.engine.validation import cross_losses, split_client
 
 __all__ = [
     "Local",
@@ -32,7 +32,6 @@ __all__ = [
     "for_each_client",
     "for_each_minibatch",
     "full_gradient",
-    "holdout",
     "init_clients",
     "init_model",
     "init_optimizer",
@@ -41,5 +40,6 @@ __all__ = [
     "resample_epochs",
     "server",
     "solve",
+    "split_client",
     "stream",
 ]

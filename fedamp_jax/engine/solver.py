@@ -178,9 +178,9 @@ class Local(NamedTuple):
 def solve(
     task: Task,
     solver: Solver,
-    key: Array,
     client: Data,
     start: Variables,
+    key: Array,
     *,
     epochs: Array | int,
     k: Array,
@@ -194,9 +194,9 @@ def solve(
     Args:
         task: the model and its loss.
         solver: optimizer, batch size.
-        key: the client's key of this round.
         client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
         start: where training starts; float32 parameters.
+        key: the client's key of this round.
         epochs: `[]` int32, passes over the data; 0 returns `start`.
         k: `[]` int32, the round.
         penalty: a further term of the objective, such as `Prox`; its gradient is added to the loss's.
@@ -233,7 +233,7 @@ def solve(
         return optax.apply_updates(trained, updates), stats, opt_state, total + value
 
     carry = (trained, start.stats, opt_state, jnp.zeros((), jnp.float32))
-    carry, steps = for_each_minibatch(solver, key, client, step, carry, epochs=epochs, shuffle=solver.shuffle)
+    carry, steps = for_each_minibatch(solver, client, step, carry, key, epochs=epochs, shuffle=solver.shuffle)
     trained, stats, opt_state, total = carry
     local = Local(Variables(combine(trained, frozen), stats), opt_state if solver.keep_optimizer else ())
     return local, total / jnp.maximum(steps, 1).astype(jnp.float32)
