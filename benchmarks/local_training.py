@@ -24,8 +24,7 @@ import tyro
 import fedamp_jax
 from fedamp_jax import Solver, placement, trees
 from fedamp_jax.data import from_lists
-from fedamp_jax.engine import Prox, for_each_client, solve
-from fedamp_jax.engine.clients import init_clients
+from fedamp_jax.engine import Prox, for_each_client, init_clients, solve
 from fedamp_jax.types import Batch
 
 BATCH, PROX = 100, 0.01

@@ -44,7 +44,7 @@ from fedamp_jax.driver.states import join
 from fedamp_jax.engine.solver import Solver
 from fedamp_jax.models import cross_entropy
 from fedamp_jax.placement.placement import Placement
-from fedamp_jax.saving import Saved, load, save
+from fedamp_jax.saving import Saved, load_models, save_models
 from fedamp_jax.types import Algorithm, Batch, Data, Info, Metric, RoundError, Task, Variables
 
 __all__ = [
@@ -76,8 +76,8 @@ __all__ = [
     "scan_rounds",
     # Keeping models.
     "Saved",
-    "load",
-    "save",
+    "load_models",
+    "save_models",
     # Methods.
     "apfl",
     "ditto",

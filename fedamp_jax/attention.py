@@ -278,7 +278,7 @@ def check_hyperparameters(sigma: Any, self_weight: Any) -> None:
         sigma = 1.0
     check_number("sigma", sigma, low=_TINY, strict=False, low_is="float32's smallest normal number")
     if self_weight is not None:
-        check_number("self_weight", self_weight, low=0, high=1, strict=False, per_client=True)
+        check_number("self_weight", self_weight, low=0, high=1, strict=False, allow_array=True)
 
 
 def sigma_at_round(sigma: Any, k: Array) -> Any:

@@ -22,7 +22,7 @@ _HEADER = "fedamp_jax"
 
 
 class Saved(NamedTuple):
-    """What `load` reads.
+    """What `load_models` reads.
 
     Attributes:
         models: `Variables [M, ...]`.
@@ -49,7 +49,7 @@ class Saved(NamedTuple):
         return jax.tree.map(lambda a: a[known.index(client)], self.models)
 
 
-def save(
+def save_models(
     path: str | os.PathLike[str],
     task: Task,
     models: Variables,
@@ -77,8 +77,8 @@ def save(
     >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 2))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = Path(folder, "models.npz")
-    ...     save(file, task, models, names=["Oslo", "Bern"], about={"method": "FedAMP"})
-    ...     saved = load(file, task)
+    ...     save_models(file, task, models, names=["Oslo", "Bern"], about={"method": "FedAMP"})
+    ...     saved = load_models(file, task)
     >>> task.predict(saved.of("Bern"), jax.numpy.zeros((3, 8, 8))).shape
     (3, 10)
     """
@@ -105,8 +105,8 @@ def save(
     _write(Path(path), {_HEADER: np.frombuffer(text, np.uint8), **leaves})
 
 
-def load(path: str | os.PathLike[str], task: Task) -> Saved:
-    """Read what `save` wrote, in any process: the task is built again, as it was.
+def load_models(path: str | os.PathLike[str], task: Task) -> Saved:
+    """Read what `save_models` wrote, in any process: the task is built again, as it was.
 
     Args:
         path: the file.
@@ -114,8 +114,8 @@ def load(path: str | os.PathLike[str], task: Task) -> Saved:
 
     Raises:
         FileNotFoundError: if there is no file.
-        ValueError: if it is none of `save`, damaged or of a later format; or the models are of another task, and which
-            parameter differs.
+        ValueError: if `save_models` did not write it, if it is damaged or of a later format, or if the models are of
+            another task; the message names the parameter that differs.
     """
     with open(path, "rb") as file:
         try:
@@ -123,7 +123,7 @@ def load(path: str | os.PathLike[str], task: Task) -> Saved:
                 header = json.loads(bytes(found[_HEADER]))
                 arrays = [found[f"leaf{i}"] for i in range(len(header["leaves"]))]
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no file of fedamp_jax.save, or it is damaged: {error}") from None
+            raise ValueError(f"{path} was not written by fedamp_jax.save_models, or it is damaged: {error}") from None
     if header["format"] > FORMAT:
         raise ValueError(f"{path} has format {header['format']}: a later version of fedamp_jax reads it")
     shapes = check_task(task)

@@ -26,8 +26,8 @@ def take(tree: PyTree, rows: Array) -> PyTree:
     return jax.tree.map(lambda a: a[rows], tree)
 
 
-def per_client(mask: Array, leaf: Array) -> Array:
-    """Reshape `mask [M]` so that it broadcasts against `leaf [M, ...]`; rows may be clients or examples."""
+def expand_dims_like(mask: Array, leaf: Array) -> Array:
+    """`mask [M]` with further axes of length 1, so that it broadcasts against `leaf [M, ...]`: clients or examples."""
     return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
 
 
@@ -36,7 +36,7 @@ def where(mask: Array, a: PyTree, b: PyTree) -> PyTree:
 
     It selects, so a NaN on the other side does not spread.
     """
-    return jax.tree.map(lambda x, y: jnp.where(per_client(mask, x), x, y), a, b)
+    return jax.tree.map(lambda x, y: jnp.where(expand_dims_like(mask, x), x, y), a, b)
 
 
 def all_finite(tree: PyTree) -> Array:

@@ -10,10 +10,19 @@ import optax
 
 from fedamp_jax import attention
 from fedamp_jax.checks import check_choice, check_number
-from fedamp_jax.engine import server
-from fedamp_jax.engine.clients import for_each_client, init_clients
-from fedamp_jax.engine.hyperparameters import at_round, per_client
-from fedamp_jax.engine.solver import Local, Penalty, Prox, Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Local,
+    Penalty,
+    Prox,
+    Solver,
+    at_round,
+    broadcast_to_clients,
+    check_parts,
+    for_each_client,
+    init_clients,
+    server,
+    solve,
+)
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.trees import broadcast_like, check_float32
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
@@ -197,7 +206,7 @@ def fedamp(
         )
 
     def weights(models, edges, k, data):
-        own = None if self_weight is None else per_client("self_weight", at_round(self_weight, k), data)
+        own = None if self_weight is None else broadcast_to_clients("self_weight", at_round(self_weight, k), data)
         return attention.fedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k),
                                         alpha=at_round(alpha, k), slope=slope, self_weight=own)  # fmt: skip
 

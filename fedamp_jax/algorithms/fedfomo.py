@@ -6,9 +6,7 @@ import jax.numpy as jnp
 from fedamp_jax.algorithms.fedamp import attentive
 from fedamp_jax.attention import Memory
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.engine.minibatches import mean_loss
-from fedamp_jax.engine.solver import Solver
-from fedamp_jax.engine.validation import cross_losses, split_client
+from fedamp_jax.engine import Solver, cross_losses, mean_loss, split_client
 from fedamp_jax.trees import where
 from fedamp_jax.types import Algorithm, Data, Task
 

@@ -5,8 +5,7 @@ from typing import Any
 from fedamp_jax.algorithms.fine_tuned import tune
 from fedamp_jax.algorithms.shared_body import Phase, mask_of, shared_body
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine.solver import Solver
-from fedamp_jax.engine.validation import split_client
+from fedamp_jax.engine import Solver, split_client
 from fedamp_jax.trees import head_mask
 from fedamp_jax.types import Algorithm, Task
 

@@ -7,8 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_type
-from fedamp_jax.engine.clients import at_home, for_each_client
-from fedamp_jax.engine.solver import Local, Penalty, Solver, check_parts, solve
+from fedamp_jax.engine import Local, Penalty, Solver, at_home, check_parts, for_each_client, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 

@@ -9,9 +9,7 @@ from optax.projections import projection_simplex
 from fedamp_jax.algorithms.fedamp import attentive
 from fedamp_jax.attention import Memory
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine import server
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.solver import Solver
+from fedamp_jax.engine import Solver, at_round, server
 from fedamp_jax.types import Algorithm, Array, PyTree, Task
 
 _FAR = -1e9  # a score that the projection never gives any weight

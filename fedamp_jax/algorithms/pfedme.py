@@ -7,11 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.engine.clients import for_each_client, init_model
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.minibatches import for_each_minibatch
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.engine.solver import Prox, Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Prox,
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    for_each_minibatch,
+    init_model,
+    server,
+    solve,
+)
 from fedamp_jax.trees import broadcast, broadcast_like
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
@@ -75,7 +81,7 @@ def pfedme(
     check_number("eta", eta, low=0)
     check_number("beta", beta, low=0, strict=False)
     check_integer("inner_steps", inner_steps, low=1)
-    new_stats = statistics_policy(stats)
+    new_stats = server.statistics_policy(stats)
     inner = dataclasses.replace(solver, epochs=inner_steps, keep_optimizer=False, shuffle=False)  # of one minibatch
 
     def init(key, data):
@@ -103,8 +109,8 @@ def pfedme(
 
         received = broadcast(w, data.y.shape[0])
         (personal, sent), info = for_each_client(solver, data, local, (state.personal, received), key=key)
-        weights = sample_weights(data, info)
-        mean, step = weighted_mean(weights, sent, w), at_round(beta, k)
+        weights = server.sample_weights(data, info)
+        mean, step = server.weighted_mean(weights, sent, w), at_round(beta, k)
         params = jax.tree.map(lambda a, b: a + step * (b - a), w, mean)
         personal = personal._replace(stats=new_stats(weights, personal.stats, state.personal.stats))
         return PFedMeState(params, personal, k + 1), info
@@ -113,7 +119,7 @@ def pfedme(
         return state.personal
 
     def join(state, fresh):
-        running = statistics_of_newcomers(stats, state.personal.stats, fresh.personal.stats)
+        running = server.statistics_of_newcomers(stats, state.personal.stats, fresh.personal.stats)
         return fresh._replace(personal=Variables(broadcast_like(state.params, fresh.personal.params), running))
 
     return Algorithm(init, round, personalize, join=join)

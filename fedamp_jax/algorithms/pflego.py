@@ -9,13 +9,18 @@ import optax
 
 from fedamp_jax.algorithms.shared_body import BodyState, assemble, init_body
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine.clients import for_each_client
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.minibatches import for_each_minibatch, full_gradient, share_of
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy
-from fedamp_jax.engine.solver import Solver, check_parts
+from fedamp_jax.engine import (
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    for_each_minibatch,
+    full_gradient,
+    server,
+    share_of,
+)
 from fedamp_jax.programs.jaxpr import repeat
-from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, take, where
+from fedamp_jax.trees import check_float32, combine, expand_dims_like, head_mask, partition, take, where
 from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -127,7 +132,7 @@ def pflego(
     check_parts(task, solver)
     check_number("beta", beta, low=0)
     check_number("rho", rho, low=0)
-    new_stats = statistics_policy(stats)
+    new_stats = server.statistics_policy(stats)
     own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
 
     def server_at(k: Array) -> optax.GradientTransformation:
@@ -157,20 +162,20 @@ def pflego(
         share = data.size.astype(jnp.float32) / jnp.sum(data.size, dtype=jnp.float32)  # alpha_i, over ALL clients
         rate = at_round(rho, k) * boost * (share if weigh_heads else jnp.ones_like(share))
         (heads, _), (g_head, g) = partition(after.params, head), partition(joint, head)
-        heads = jax.tree.map(lambda w, g: w - per_client(rate, g) * g, heads, g_head)  # Eq. 3
+        heads = jax.tree.map(lambda w, g: w - expand_dims_like(rate, g) * g, heads, g_head)  # Eq. 3
         total = jax.tree.map(lambda a: boost * jnp.einsum("i,i...->...", share, a, precision="highest"), g)
         with jax.numpy_dtype_promotion("standard"):
-            updates, server = server_at(k).update(total, state.server, model.body)
+            updates, new_server = server_at(k).update(total, state.server, model.body)
         body = optax.apply_updates(model.body, updates)  # Eq. 4
-        body, server = where(jnp.any(here), (body, server), (model.body, state.server))
-        running = new_stats(sample_weights(data, info), after.stats, model.stats)
-        return PFLEGOState(BodyState(body, heads, running, (), k + 1), server), info
+        body, new_server = where(jnp.any(here), (body, new_server), (model.body, state.server))
+        running = new_stats(server.sample_weights(data, info), after.stats, model.stats)
+        return PFLEGOState(BodyState(body, heads, running, (), k + 1), new_server), info
 
     def personalize(key, state, data):
         return assemble(state.model, data)
 
     def join(state, fresh):
-        running = statistics_of_newcomers(stats, state.model.stats, fresh.model.stats)
+        running = server.statistics_of_newcomers(stats, state.model.stats, fresh.model.stats)
         return fresh._replace(model=fresh.model._replace(stats=running))
 
     return Algorithm(init, round, personalize, join=join)

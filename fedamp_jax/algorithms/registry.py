@@ -24,7 +24,7 @@ from fedamp_jax.algorithms.scaffold import scaffold
 from fedamp_jax.algorithms.separate import separate
 from fedamp_jax.algorithms.shared_body import fedbabu, fedper, fedrep
 from fedamp_jax.attention import Perplexity
-from fedamp_jax.engine.solver import Solver
+from fedamp_jax.engine import Solver
 from fedamp_jax.types import Algorithm, Task
 
 

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedamp_jax.engine.clients import for_each_client, init_clients
-from fedamp_jax.engine.solver import Local, Solver, check_parts, solve
+from fedamp_jax.engine import Local, Solver, check_parts, for_each_client, init_clients, solve
 from fedamp_jax.types import Algorithm, Array, Task
 
 

@@ -12,10 +12,18 @@ import jax.numpy as jnp
 
 from fedamp_jax.algorithms.fine_tuned import tune
 from fedamp_jax.checks import check_choice
-from fedamp_jax.engine.clients import for_each_client, init_model, init_optimizer, resample_epochs
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.engine.solver import Local, Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Local,
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    init_model,
+    init_optimizer,
+    resample_epochs,
+    server,
+    solve,
+)
 from fedamp_jax.trees import broadcast, broadcast_like, combine, head_mask, partition
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
@@ -109,7 +117,7 @@ def shared_body(
         server_step: `body += server_step * (mean of the clients' bodies - body)`.
     """
     check_parts(task, solver, **{f"{phase.part}_solver": phase.solver for phase in phases})
-    new_stats = statistics_policy(stats)
+    new_stats = server.statistics_policy(stats)
 
     def init(key, data):
         return init_body(task, solver, data, key, common=common_init, part=phases[-1].part, edit=edit)
@@ -133,8 +141,8 @@ def shared_body(
 
         sent, info = for_each_client(solver, data, local, Local(begin, state.optimizer), key=key)
         heads, bodies = partition(sent.variables.params, head)
-        weights = sample_weights(data, info)
-        mean = weighted_mean(weights, bodies, state.body)
+        weights = server.sample_weights(data, info)
+        mean = server.weighted_mean(weights, bodies, state.body)
         step = at_round(server_step, state.round)
         body = jax.tree.map(lambda old, new: old + step * (new - old), state.body, mean)
         running = new_stats(weights, sent.variables.stats, state.stats)
@@ -147,7 +155,7 @@ def shared_body(
         heads, never = fresh.heads, all(phase.part == "body" for phase in phases)
         if never or not keep_heads:  # the one head that all have
             heads = broadcast_like(jax.tree.map(lambda a: a[0], state.heads), fresh.heads)
-        running = statistics_of_newcomers(stats, state.stats, fresh.stats)
+        running = server.statistics_of_newcomers(stats, state.stats, fresh.stats)
         return fresh._replace(heads=heads, stats=running)
 
     return Algorithm(init, round, personalize, join=join)

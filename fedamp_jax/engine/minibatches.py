@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedamp_jax.programs.jaxpr import repeat
-from fedamp_jax.trees import per_client, take
+from fedamp_jax.trees import expand_dims_like, take
 from fedamp_jax.types import Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -47,7 +47,7 @@ def take_batch(client: Data, rows: Array, real: Array) -> Batch:
     """The examples `rows [B]` of ONE client as a `Batch`; where `real [B]` is False, row 0 is read and masked."""
     inside = jnp.where(real, rows, 0)
     x, y = take(client.x, inside), client.y[inside]
-    y = jnp.where(per_client(real, y), y, jnp.zeros((), y.dtype))
+    y = jnp.where(expand_dims_like(real, y), y, jnp.zeros((), y.dtype))
     n = jnp.asarray(client.y.shape[0], rows.dtype)
     return Batch(x, y, real, client.classes, jnp.where(real, rows, n))
 

@@ -29,8 +29,7 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Data, Solver, Task, Variables
 from fedamp_jax.algorithms.pflego import head_steps
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.engine import for_each_client
-from fedamp_jax.engine.clients import at_home
+from fedamp_jax.engine import at_home, for_each_client
 from fedamp_jax.experiments import paper_values
 from fedamp_jax.runner.options import CommonOptions, check
 from fedamp_jax.trees import head_mask

@@ -80,7 +80,7 @@ class CommonOptions:
     keep_checkpoints: Literal["auto", "always", "never"] = "auto"
     """The last ones, for more --rounds; auto: below 1 GiB."""
     save_models: bool = False
-    """Save personal models as models/METHOD.npz, for fedamp_jax.load."""
+    """Save personal models as models/METHOD.npz, for fedamp_jax.load_models."""
     devices: int | None = None
     """Devices to spread the clients over. Default: all, or a CPU's cores."""
     offload: bool = False

@@ -275,7 +275,7 @@ def save_models(training: Training, name: str, algorithm: Algorithm, result: fed
     }
     if jax.process_index() == 0:
         training.models(name).parent.mkdir(parents=True, exist_ok=True)
-        fedamp_jax.save(training.models(name), training.task, models, names=ids.tolist(), about=about)
+        fedamp_jax.save_models(training.models(name), training.task, models, names=ids.tolist(), about=about)
 
 
 def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:

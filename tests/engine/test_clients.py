@@ -13,7 +13,7 @@ import fedamp_jax
 from fedamp_jax import Placement, Solver, Task, Variables
 from fedamp_jax.engine import cross_losses, for_each_client, split_client, stream
 from fedamp_jax.engine.clients import init_clients, resample_epochs
-from fedamp_jax.engine.hyperparameters import per_client
+from fedamp_jax.engine.hyperparameters import broadcast_to_clients
 from fedamp_jax.engine.solver import Local, solve
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
 from tests.registry import SIZES, federation, run_rounds, tiny_task
@@ -219,9 +219,9 @@ def test_numbers_per_client_must_fit_the_clients():
         rows = data.y.shape[0]
         for numbers in (3, 7, 9):
             with pytest.raises(ValueError, match=f"alpha has {numbers} numbers for 8 clients"):
-                per_client("alpha", jnp.ones(numbers), data)
-        assert per_client("alpha", jnp.float32(2), data).tolist() == [2] * rows
-        assert per_client("alpha", jnp.arange(8.0), data).tolist() == [*range(8), *([0] * (rows - 8))]
+                broadcast_to_clients("alpha", jnp.ones(numbers), data)
+        assert broadcast_to_clients("alpha", jnp.float32(2), data).tolist() == [2] * rows
+        assert broadcast_to_clients("alpha", jnp.arange(8.0), data).tolist() == [*range(8), *([0] * (rows - 8))]
 
 
 WRONG = {"bfloat16": jnp.bfloat16, "float16": jnp.float16, "float64": jnp.float64}
