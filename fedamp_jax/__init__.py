@@ -40,6 +40,7 @@ from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.patience import Patience
 from fedamp_jax.driver.rounds import round, scan_rounds
+from fedamp_jax.driver.signals import Stopped
 from fedamp_jax.driver.states import join
 from fedamp_jax.engine.solver import Solver
 from fedamp_jax.models import cross_entropy
@@ -67,6 +68,7 @@ __all__ = [
     "Run",
     "Snapshots",
     "Solver",
+    "Stopped",
     "estimate",
     "evaluate",
     "join",

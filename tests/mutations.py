@@ -256,7 +256,7 @@ MUTATIONS = [
              "rows = b * 0 + jnp.arange(block, dtype=jnp.int32)", "tests/models/test_tasks.py -k by_hand"),
     Mutation("metric-of-nobody", "fedamp_jax/driver/evaluation.py", "return jnp.where(client.size > 0, mean, jnp.nan)", "return mean",
              "tests/models/test_tasks.py -k without_test"),
-    Mutation("metric-by-name", "fedamp_jax/driver/evaluation.py", "metrics=(rows_by_name[name],)", "metrics=task.metrics[:1]", "tests/models/test_tasks.py -k by_hand"),
+    Mutation("metric-by-name", "fedamp_jax/driver/evaluation.py", "metrics=(by_name[name],)", "metrics=task.metrics[:1]", "tests/models/test_tasks.py -k by_hand"),
     Mutation("targets-cut", "fedamp_jax/data/stack.py", 'np.int32 if like.y.dtype.kind in "iu" else np.float32', "np.int32", "tests/models/test_tasks.py -k 'numpy or agree'"),
     Mutation("integers-lost", "fedamp_jax/data/checks.py", 'if keep_integers and x.dtype.kind in "iu":', "if False:", "tests/models/test_tasks.py -k integers"),
     Mutation("stats-unchecked", "fedamp_jax/engine/task_checks.py", "if old != new or jax.tree.structure(model.stats) != jax.tree.structure(stats):", "if False:",
