@@ -50,7 +50,10 @@ def seeded(tree: PyTree, key: Array) -> PyTree:
 
     As `optimizer.init` makes them they are the same for all clients, and in every round if the state starts afresh.
     """
-    is_key = lambda a: isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)  # noqa: E731
+
+    def is_key(a: Any) -> bool:
+        return isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+
     return jax.tree.map(lambda a: jax.random.fold_in(key, jax.random.bits(a)) if is_key(a) else a, tree)
 
 

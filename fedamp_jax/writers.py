@@ -27,6 +27,7 @@ from typing import Any
 import jax
 
 from fedamp_jax.driver.history import Evaluation
+from fedamp_jax.files import replace_file
 
 __all__ = ["Writer", "csv", "tensorboard", "wandb"]
 
@@ -184,10 +185,7 @@ class Table:
         rows = [(line, dict(zip(header, self._cells(line)))) for line in lines[1:]]
         kept = [line for line, old in rows if self._other(old) or int(old["round"]) < row["round"]]
         self._columns = header if kept else [*row]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_name(f".unfinished-{self._path.name}")
-        unfinished.write_bytes("".join([self._line(self._columns), *kept]).encode())
-        os.replace(unfinished, self._path)
+        replace_file(self._path, "".join([self._line(self._columns), *kept]).encode())
 
     def _other(self, row: Mapping[str, str]) -> bool:
         return any(row[name] != value for name, value in self._labels.items())

@@ -172,8 +172,8 @@ MUTATIONS = [
     Mutation("fedfomo-trains-on-validation", "fedamp_jax/algorithms/fedfomo.py", "examples=lambda client: split(client)[0]",
              "examples=lambda client: client", f"{ORACLES} fedfomo"),
     Mutation("fedfomo-baseline", "fedamp_jax/algorithms/fedfomo.py", "where((info.epochs > 0) & ~info.rejected, begin, received)", "received", f"{ORACLES} fedfomo"),
-    Mutation("fedfomo-distance", "fedamp_jax/algorithms/fedfomo.py", "jnp.sqrt(sum(jax.tree.leaves(square(theirs))))",
-             "sum(jax.tree.leaves(square(theirs)))", f"{ORACLES} fedfomo"),
+    Mutation("fedfomo-distance", "fedamp_jax/algorithms/fedfomo.py", "jnp.sqrt(sum(jax.tree.leaves(squares)))",
+             "sum(jax.tree.leaves(squares))", f"{ORACLES} fedfomo"),
     Mutation("tuned-online", "fedamp_jax/engine/clients.py", "data._replace(online=data.size > 0, placement=", "data._replace(placement=",
              "tests/algorithms/test_oracles.py tests/test_algorithms.py -k 'tuned'"),
     Mutation("tuned-freely", "fedamp_jax/algorithms/fine_tuned.py", "penalty(mine.variables.params, k) if penalty else None", "None",
@@ -416,7 +416,7 @@ MUTATIONS = [
     Mutation("nan-is-right", "fedamp_jax/types.py", " & ~jnp.isnan(jnp.max(found, axis=-1))", "", "tests/driver/test_evaluation.py -k diverged"),
     Mutation("nan-is-negative", "fedamp_jax/models/metrics.py", " & ~jnp.isnan(a)", "", "tests/driver/test_evaluation.py -k diverged"),
     Mutation("host-data-stay", "fedamp_jax/placement/placement.py", "if moves and a.committed else a", "if False else a", "tests/driver/test_loop.py -k leave_the_host"),
-    Mutation("private-models", "fedamp_jax/saving.py", "unfinished.replace(path)", "unfinished.chmod(0o600)\n        unfinished.replace(path)", "tests/test_saving.py -k may_read"),
+    Mutation("private-models", "fedamp_jax/files.py", "os.replace(unfinished, path)", "unfinished.chmod(0o600)\n        os.replace(unfinished, path)", "tests/test_saving.py -k may_read"),
 ]  # fmt: skip
 
 

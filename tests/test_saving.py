@@ -82,10 +82,12 @@ def test_a_file_that_is_none_or_damaged_is_refused(tmp_path):
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"models.npz was not written by fedamp_jax.save_models, or it is damaged"):
+        with pytest.raises(
+            ValueError, match=r"models\.npz was not written by fedamp_jax\.save_models, or it is damaged"
+        ):
             fedamp_jax.load_models(path, TASK)
     np.savez(path, a=np.ones(3))
-    with pytest.raises(ValueError, match="is no file of"):
+    with pytest.raises(ValueError, match=r"was not written by fedamp_jax\.save_models"):
         fedamp_jax.load_models(path, TASK)
 
 

@@ -114,8 +114,9 @@ def apfl(
     check_number("alpha", alpha, low=0, high=1, strict=False, allow_array=True)
     check_number("learning_rate", learning_rate, low=0)
     new_stats = server.statistics_policy(stats)
-    step = lambda k: _projected_sgd(at_round(learning_rate, k))  # noqa: E731
-    sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
+    sgd = dataclasses.replace(
+        solver, optimizer=lambda k: _projected_sgd(at_round(learning_rate, k)), keep_optimizer=False
+    )
     pair = _both(task)
 
     def init(key, data):

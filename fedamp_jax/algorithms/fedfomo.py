@@ -59,8 +59,11 @@ def fedfomo(
             return mean_loss(task, solver, split(client)[1], variables)
 
         def distance(mine):
-            square = lambda theirs: jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), mine, theirs)  # noqa: E731
-            return lambda theirs: jnp.sqrt(sum(jax.tree.leaves(square(theirs))))
+            def to(theirs):
+                squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), mine, theirs)
+                return jnp.sqrt(sum(jax.tree.leaves(squares)))
+
+            return to
 
         work, place = jnp.where(data.online, data.size, 0), data.placement
         before = place.for_each_client(own_loss, jnp.zeros((m,), jnp.float32), data, received, work=work)

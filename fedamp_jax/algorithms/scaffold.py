@@ -80,8 +80,7 @@ def scaffold(
     check_choice("option", option, ("I", "II"))
     check_choice("personal", personal, ("local", "global"))
     new_stats = server.statistics_policy(stats)
-    step = lambda k: optax.sgd(at_round(learning_rate, k))  # noqa: E731
-    sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
+    sgd = dataclasses.replace(solver, optimizer=lambda k: optax.sgd(at_round(learning_rate, k)), keep_optimizer=False)
 
     def init(key, data):
         start, m = init_model(task, key), data.y.shape[0]

@@ -126,7 +126,10 @@ def _schedule_restarts(optimizer: Any) -> bool:
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         return False
-    is_schedule = lambda s: isinstance(s, (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState))  # noqa: E731
+
+    def is_schedule(s: Any) -> bool:
+        return isinstance(s, (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState))
+
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         try:
             # By shapes first: a solver that is made before `split_cpu` must not start JAX on the whole CPU.

@@ -61,7 +61,10 @@ class _Module:
             return state
 
         leaves, tree = jax.tree.flatten(self.rngs)
-        is_key = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)  # noqa: E731
+
+        def is_key(a: Any) -> bool:
+            return jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+
         streams = [
             jax.random.fold_in(key, i) if is_key(a) else jnp.zeros(a.shape, a.dtype) for i, a in enumerate(leaves)
         ]

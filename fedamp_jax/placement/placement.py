@@ -175,8 +175,7 @@ class Placement:
             return self
         if self.platform == "tpu":
             room = sys.maxsize  # what its compiler accepts does fit, even if the sizes in its analysis add up to more
-        limited = lambda chunk: need(dataclasses.replace(self, chunk=chunk))  # noqa: E731
-        chunk = memory.largest_chunk(limited, chosen, room)
+        chunk = memory.largest_chunk(lambda chunk: need(dataclasses.replace(self, chunk=chunk)), chosen, room)
         return self if chunk is None else dataclasses.replace(self, chunk=chunk)
 
     # --- the verbs of a method ----------------------------------------------------------------------------------------
