@@ -74,7 +74,7 @@ def partition(params: PyTree, trainable: PyTree | None) -> tuple[PyTree, PyTree]
 
 
 def combine(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The tree that `partition` took apart."""
+    """The inverse of `partition`."""
     return jax.tree.map(lambda a, b: b if a is None else a, trained, frozen, is_leaf=lambda a: a is None)
 
 

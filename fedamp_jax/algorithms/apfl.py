@@ -110,7 +110,7 @@ def apfl(
     """
     check_parts(task, solver)
     if callable(alpha):
-        raise TypeError("alpha must be a number or one for each client: a schedule would be asked in round 0 only")
+        raise TypeError("alpha must be a number or one for each client: a schedule would be evaluated in round 0 only")
     check_number("alpha", alpha, low=0, high=1, strict=False, allow_array=True)
     check_number("learning_rate", learning_rate, low=0)
     new_stats = server.statistics_policy(stats)

@@ -69,7 +69,7 @@ def pfedme(
 
     Departs from the paper: clients that do not take part do not train either, and the mean is weighted by numbers of
     examples, as in the authors' program. The paper leaves open where theta starts; here from w_i. In that program theta
-    goes on from the last minibatch, and 0.001 theta is added to its gradient. What it evaluates as the personal model
+    continues from the last minibatch, and 0.001 theta is added to its gradient. What it evaluates as the personal model
     is w_i, as both names refer to the same tensors there.
 
     >>> import optax, fedamp_jax

@@ -79,7 +79,7 @@ class Method(NamedTuple):
 
 
 def _attentive(setup: Setup, sigma: float | Perplexity) -> dict[str, Any]:
-    # Appendix C's 1 / (N_i + 1), for the number of others that the client listens to.
+    # Appendix C's 1 / (N_i + 1), where N_i is the number of others that get weight.
     own = 1 / (sigma.k + 1) if isinstance(sigma, Perplexity) else setup.self_weight
     return {"sigma": sigma, "self_weight": own, "lam": setup.lam}
 

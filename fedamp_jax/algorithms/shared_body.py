@@ -32,8 +32,8 @@ class BodyState(NamedTuple):
     """A global body under every client's own head.
 
     Attributes:
-        body: the global parameters; None in place of the head's.
-        heads: leaves `[M, ...]`; None in place of the body's.
+        body: the global parameters; None where a leaf belongs to the head.
+        heads: leaves `[M, ...]`; None where a leaf belongs to the body.
         stats: running statistics `[M, ...]`.
         optimizer: the clients' optimizer states of the last phase `[M, ...]` if the solver keeps them, else `()`.
         round: `[]` int32.
@@ -108,7 +108,7 @@ def shared_body(
 
     Args:
         task: the model.
-        solver: local training; the last phase's, and others' unless they bring their own.
+        solver: local training of the last phase, and of others that have no solver of their own.
         phases: in order.
         stats: `"local"` or `"mix"`.
         common_init: one initial head for all, or one each.
@@ -153,7 +153,7 @@ def shared_body(
 
     def join(state, fresh):
         heads, never = fresh.heads, all(phase.part == "body" for phase in phases)
-        if never or not keep_heads:  # the one head that all have
+        if never or not keep_heads:  # all clients have the same head
             heads = broadcast_like(jax.tree.map(lambda a: a[0], state.heads), fresh.heads)
         running = server.statistics_of_newcomers(stats, state.stats, fresh.stats)
         return fresh._replace(heads=heads, stats=running)

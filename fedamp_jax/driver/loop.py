@@ -67,7 +67,7 @@ def run(
             and with a warning if it has no fingerprint. A checkpoint of other data, another `seed`, or another of the
             numbers here that change results is refused.
         placement: where the clients live (see `fedamp_jax.placement`); None: where the data are.
-        state: go on from here, such as from an earlier run's `Run.state` or from `join`; it stays usable. Its rounds
+        state: continue from here, such as from an earlier run's `Run.state` or from `join`; it stays usable. Its rounds
             count: with `rounds=5` a state after 3 rounds is trained for 2 more, and is then, bit for bit, that of a run
             of 5. A checkpoint that is found is newer, and is used in its place. None: `algorithm.init`.
 

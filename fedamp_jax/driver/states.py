@@ -1,4 +1,4 @@
-"""Clients that come when others have trained already."""
+"""Clients that join a federation after others have trained."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedamp_jax.types import Algorithm, Array, Data
 
 
 def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Array) -> tuple[Any, Data]:
-    """The state and the data with further clients, who start as the method has it.
+    """Add clients to a state and its data. The method defines how newcomers start.
 
     A newcomer starts with the global model where there is one; with the mean of the others' models where the server
     mixes them (FedAMP, HeurFedAMP, FedFomo, pFedGraph); under the shared body with an initial head (FedPer, FedRep,
@@ -28,7 +28,7 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
 
     Returns:
         The state of all clients, the newcomers last, and their `Data`, placed as `train` is. `run(state=...)` and
-        `round` go on from there; `fine_tuned(task, solver, base=algorithm).personalize(key, state, everybody)` gives
+        `round` go on from there; `fine_tuned(task, solver, base=algorithm).personalize(key, state, clients)` gives
         newcomers a model of their own without another round.
 
     Raises:
@@ -43,8 +43,8 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
     >>> key = jax.random.key(0)
     >>> state = algorithm.init(key, first)
     >>> state, info = fedamp_jax.round(algorithm, state, first, jax.random.fold_in(key, 0))
-    >>> state, everybody = join(algorithm, state, first, last, key)
-    >>> everybody.clients, int(state.round)
+    >>> state, clients = join(algorithm, state, first, last, key)
+    >>> clients.clients, int(state.round)
     (20, 1)
     """
     from fedamp_jax.data import concatenate
@@ -59,15 +59,15 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
     # A leaf has a row for each client just if it grows with them: a layer may be as wide as there are clients.
     grows = jax.tree.map(lambda a, b: a.shape != b.shape, before, after)
     old = jax.tree.map(lambda a, g: a[:m] if g else jnp.copy(a), state, grows)
-    everybody = place.place(together)
-    fresh = place.init(algorithm, key, everybody)
+    clients = place.place(together)
+    fresh = place.init(algorithm, key, clients)
     given = fresh if algorithm.join is None else algorithm.join(old, fresh)
 
     def joined(grows: bool, old: Array, given: Array, fresh: Array) -> Array:
         a = jnp.concatenate([old, given[m:]]) if grows else old
         return jax.device_put(a, fresh.sharding) if fresh.committed else a
 
-    return jax.tree.map(joined, grows, old, given, fresh), everybody
+    return jax.tree.map(joined, grows, old, given, fresh), clients
 
 
 def _shapes(algorithm: Algorithm, key: Array, data: Data) -> Any:

@@ -48,7 +48,7 @@ class Solver:
     Attributes:
         optimizer: an optax optimizer, or a function `round [] int32 -> optimizer` for learning rates that follow a
             schedule of the round. A schedule inside an optax optimizer counts steps, and from 0 again in each round
-            unless `keep_optimizer`; there is a warning where it is told.
+            unless `keep_optimizer`; a warning says so where it can be detected.
         epochs: passes over the client's data in a round; a pair `(low, high)` draws a whole number uniformly from
             `low..high` for each client and round (the paper's heterogeneous training: `(1, 19)`).
         batch_size: examples per step. The last batch of a pass holds what is left.
@@ -120,7 +120,7 @@ _AHEAD = (0, 1, 10, 1_000, 100_000)  # steps
 
 
 def _schedule_restarts(optimizer: Any) -> bool:
-    """Whether an optimizer has a schedule of its steps that is not constant, as far as optax's own state tells it.
+    """Whether an optimizer has a schedule of its steps that is not constant, as far as optax's own state shows.
 
     The count alone is set ahead, so that Adam's, which corrects its bias by another, is not taken for a schedule.
     """
@@ -142,7 +142,7 @@ def _schedule_restarts(optimizer: Any) -> bool:
                 states = [jax.tree.map(lambda s, n=n: _ahead(s, n), state, is_leaf=is_schedule) for n in _AHEAD]
                 steps = [jax.tree.leaves(optimizer.update(one, state, one)[0])[0] for state in states]
                 return any(bool(jnp.any(step != steps[0])) for step in steps)
-        except Exception:  # a transformation that needs other parameters, or a traced rate: nothing can be told
+        except Exception:  # a transformation that needs other parameters, or a traced rate: unknown
             return False
 
 

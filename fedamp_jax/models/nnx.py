@@ -101,7 +101,7 @@ def from_nnx(
 ) -> Task:
     """Makes a `Task` from a Flax nnx module.
 
-    The module's `__call__` takes `x`, and may take `mask` (`[B]` bool, True for real rows), which goes on to
+    The module's `__call__` takes `x`, and may take `mask` (`[B]` bool, True for real rows), which is passed to
     `nnx.BatchNorm` as `mask=mask[:, None]`. It trains as after `module.train()` and predicts as after `module.eval()`.
     `nnx.Param` is trained, `nnx.BatchStat` becomes `Variables.stats`, and generators, such as those of dropout, follow
     the key of each step.
