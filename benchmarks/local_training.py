@@ -24,8 +24,7 @@ import tyro
 import fedamp_jax
 from fedamp_jax import Solver, placement, trees
 from fedamp_jax.data import from_lists
-from fedamp_jax.engine import Prox, for_each_client, solve
-from fedamp_jax.engine.clients import init_clients
+from fedamp_jax.engine import Prox, for_each_client, init_clients, solve
 from fedamp_jax.types import Batch
 
 BATCH, PROX = 100, 0.01
@@ -79,13 +78,13 @@ def engine(task: fedamp_jax.Task, epochs: int, data: fedamp_jax.Data) -> Callabl
     solver = Solver(optax.adam(1e-3), epochs, BATCH)
 
     def one(key, client, epochs, keep, center):
-        return solve(task, solver, key, client, keep.variables, epochs=epochs, k=jnp.zeros((), jnp.int32),
+        return solve(task, solver, client, keep.variables, key, epochs=epochs, k=jnp.zeros((), jnp.int32),
                      penalty=Prox(center, jnp.float32(PROX)))  # fmt: skip
 
     def all_of(key, data, models, center):
-        return for_each_client(solver, key, data, one, models, center)[0]
+        return for_each_client(solver, data, one, models, center, key=key)[0]
 
-    made = jax.jit(data.placement.program(lambda key, data: init_clients(task, solver, key, data)))
+    made = jax.jit(data.placement.program(lambda key, data: init_clients(task, solver, data, key)))
     models = data.placement.settle(made(jax.random.key(0), data), len(data.size))
     train = jax.jit(data.placement.program(all_of))
     return lambda: train(jax.random.key(1), data, models, models.variables.params)

@@ -40,11 +40,12 @@ from fedamp_jax.driver.loop import run
 from fedamp_jax.driver.participation import Participation
 from fedamp_jax.driver.patience import Patience
 from fedamp_jax.driver.rounds import round, scan_rounds
+from fedamp_jax.driver.signals import Stopped
 from fedamp_jax.driver.states import join
 from fedamp_jax.engine.solver import Solver
 from fedamp_jax.models import cross_entropy
 from fedamp_jax.placement.placement import Placement
-from fedamp_jax.saving import Saved, load, save
+from fedamp_jax.saving import Saved, load_models, save_models
 from fedamp_jax.types import Algorithm, Batch, Data, Info, Metric, RoundError, Task, Variables
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "Run",
     "Snapshots",
     "Solver",
+    "Stopped",
     "estimate",
     "evaluate",
     "join",
@@ -76,8 +78,8 @@ __all__ = [
     "scan_rounds",
     # Keeping models.
     "Saved",
-    "load",
-    "save",
+    "load_models",
+    "save_models",
     # Methods.
     "apfl",
     "ditto",

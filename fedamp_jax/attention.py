@@ -53,7 +53,7 @@ class Perplexity(NamedTuple):
 
 
 def perplexity(k: Any) -> Perplexity:
-    """A sigma for each client and round, such that the client listens to about `k` others.
+    """A sigma for each client and round, such that the client gives weight to about `k` others.
 
     The perplexity of a row of weights is `exp(-sum_j p_j log p_j)`, with the weights of the others normalised to
     `sum_j p_j = 1`: n equal weights have perplexity n. The scale that gives it is found by bisection, as in stochastic
@@ -74,8 +74,8 @@ def perplexity(k: Any) -> Perplexity:
         TypeError, ValueError: if k is not a number of at least 1.
 
     >>> w = {"w": jnp.array([[0.0], [1.0], [2.0], [50.0]])}
-    >>> everybody = edges([True] * 4, [True] * 4)
-    >>> xi = fedamp_weights(w, everybody, sigma=perplexity(2), alpha=1.0, self_weight=0.0)
+    >>> all_edges = edges([True] * 4, [True] * 4)
+    >>> xi = fedamp_weights(w, all_edges, sigma=perplexity(2), alpha=1.0, self_weight=0.0)
     >>> [round(float(v), 2) for v in xi[1]], [round(float(v), 2) for v in xi[3]]
     ([0.5, 0.0, 0.5, 0.0], [0.05, 0.2, 0.75, 0.0])
     """
@@ -186,12 +186,12 @@ def normalize(score: Array, edges: Array, self_weight: Array) -> Array:
     """
     score = jnp.where(edges, score, -jnp.inf)
     top = jnp.max(score, axis=1, keepdims=True)
-    anyone = jnp.isfinite(top)
-    share = jnp.exp(score - jnp.where(anyone, top, jnp.zeros_like(top)))
+    has_edges = jnp.isfinite(top)
+    share = jnp.exp(score - jnp.where(has_edges, top, jnp.zeros_like(top)))
     total = jnp.sum(share, axis=1, keepdims=True)
-    share = share / jnp.where(anyone, total, jnp.ones_like(total))
+    share = share / jnp.where(has_edges, total, jnp.ones_like(total))
     own = jnp.broadcast_to(jnp.asarray(self_weight, jnp.float32), (score.shape[0],))
-    own = jnp.where(anyone[:, 0], own, 1.0)
+    own = jnp.where(has_edges[:, 0], own, 1.0)
     return with_self(share * (1.0 - own)[:, None], own)
 
 
@@ -278,7 +278,7 @@ def check_hyperparameters(sigma: Any, self_weight: Any) -> None:
         sigma = 1.0
     check_number("sigma", sigma, low=_TINY, strict=False, low_is="float32's smallest normal number")
     if self_weight is not None:
-        check_number("self_weight", self_weight, low=0, high=1, strict=False, per_client=True)
+        check_number("self_weight", self_weight, low=0, high=1, strict=False, allow_array=True)
 
 
 def sigma_at_round(sigma: Any, k: Array) -> Any:

@@ -22,18 +22,18 @@ def check_number(
     low: float,
     high: float = np.inf,
     strict: bool = True,
-    per_client: bool = False,
+    allow_array: bool = False,
     low_is: str = "",
 ) -> None:
     """Checks that `low < value <= high`, or `low <= value <= high` if not `strict`.
 
     Args:
         name: name of the argument, for the message.
-        value: a number; with `per_client` also an array `[M]` of numbers. Schedules `round -> number` and tracers pass.
+        value: a number; with `allow_array` also an array `[M]`. Schedules `round -> number` and tracers pass.
         low: lower bound.
         high: upper bound, always allowed.
         strict: whether `low` itself is refused.
-        per_client: whether an array is allowed.
+        allow_array: whether an array of one number per client is allowed.
         low_is: what `low` is, for the message, where the number alone does not explain itself.
 
     Raises:
@@ -53,8 +53,8 @@ def check_number(
     numbers = _concrete(value)
     if numbers is None:
         return
-    if not np.issubdtype(numbers.dtype, np.number) or numbers.ndim > per_client:
-        allowed = "a number, one number per client" if per_client else "a number"
+    if not np.issubdtype(numbers.dtype, np.number) or numbers.ndim > allow_array:
+        allowed = "a number, one number per client" if allow_array else "a number"
         raise TypeError(f"{name} must be {allowed} or a schedule of the round, got {value!r}")
     if not np.isfinite(numbers).all():
         raise ValueError(f"{name} must be finite, got {value!r}")

@@ -4,7 +4,6 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 from fedamp_jax._version import __version__
 from fedamp_jax.checks import check_type
 from fedamp_jax.engine.task_checks import check_task
+from fedamp_jax.files import replace_file
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Task, Variables
 
@@ -22,7 +22,7 @@ _HEADER = "fedamp_jax"
 
 
 class Saved(NamedTuple):
-    """What `load` reads.
+    """What `load_models` reads.
 
     Attributes:
         models: `Variables [M, ...]`.
@@ -45,11 +45,13 @@ class Saved(NamedTuple):
         m = jax.tree.leaves(self.models)[0].shape[0]
         known = list(range(m)) if self.names is None else self.names
         if client not in known:
-            raise KeyError(f"no client {client!r}: there are {', '.join(map(repr, known[:10]))}{', ...' * (m > 10)}")
+            raise KeyError(
+                f"no client {client!r}: there are {', '.join(map(repr, known[:10]))}{', ...' if m > 10 else ''}"
+            )
         return jax.tree.map(lambda a: a[known.index(client)], self.models)
 
 
-def save(
+def save_models(
     path: str | os.PathLike[str],
     task: Task,
     models: Variables,
@@ -61,7 +63,7 @@ def save(
     """Write all clients' models to one file, which replaces an older one when it is whole.
 
     Args:
-        path: the file, such as `models.npz`.
+        path: the file, such as `models.npz`; its folder is made if needed.
         task: the model.
         models: `[M, ...]`, such as `algorithm.personalize(key, state, train)` gives.
         names: the M clients' names, all different: strings or numbers.
@@ -72,13 +74,13 @@ def save(
         TypeError: if `models` are no `Variables`, or something is not JSON-like.
         ValueError: if the models are not the task's, or there are not M different names.
 
-    >>> import tempfile, jax, fedamp_jax
+    >>> import pathlib, tempfile, jax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "models.npz")
-    ...     save(file, task, models, names=["Oslo", "Bern"], about={"method": "FedAMP"})
-    ...     saved = load(file, task)
+    ...     file = pathlib.Path(folder, "models.npz")
+    ...     save_models(file, task, models, names=["Oslo", "Bern"], about={"method": "FedAMP"})
+    ...     saved = load_models(file, task)
     >>> task.predict(saved.of("Bern"), jax.numpy.zeros((3, 8, 8))).shape
     (3, 10)
     """
@@ -102,11 +104,12 @@ def save(
     except (TypeError, ValueError) as error:
         raise TypeError(f"names, class_names and about must hold what JSON can hold: {error}") from None
     leaves = {f"leaf{i}": a for i, a in enumerate(jax.tree.leaves(arrays))}
-    _write(Path(path), {_HEADER: np.frombuffer(text, np.uint8), **leaves})
+    arrays = {_HEADER: np.frombuffer(text, np.uint8), **leaves}
+    replace_file(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
 
-def load(path: str | os.PathLike[str], task: Task) -> Saved:
-    """Read what `save` wrote, in any process: the task is built again, as it was.
+def load_models(path: str | os.PathLike[str], task: Task) -> Saved:
+    """Read what `save_models` wrote, in any process: the task is built again, as it was.
 
     Args:
         path: the file.
@@ -114,8 +117,8 @@ def load(path: str | os.PathLike[str], task: Task) -> Saved:
 
     Raises:
         FileNotFoundError: if there is no file.
-        ValueError: if it is none of `save`, damaged or of a later format; or the models are of another task, and which
-            parameter differs.
+        ValueError: if `save_models` did not write it, if it is damaged or of a later format, or if the models are of
+            another task; the message names the parameter that differs.
     """
     with open(path, "rb") as file:
         try:
@@ -123,7 +126,7 @@ def load(path: str | os.PathLike[str], task: Task) -> Saved:
                 header = json.loads(bytes(found[_HEADER]))
                 arrays = [found[f"leaf{i}"] for i in range(len(header["leaves"]))]
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no file of fedamp_jax.save, or it is damaged: {error}") from None
+            raise ValueError(f"{path} was not written by fedamp_jax.save_models, or it is damaged: {error}") from None
     if header["format"] > FORMAT:
         raise ValueError(f"{path} has format {header['format']}: a later version of fedamp_jax reads it")
     shapes = check_task(task)
@@ -149,14 +152,3 @@ def _refuse_other(found: dict[str, list[Any]], wanted: dict[str, list[Any]], wha
                 f"{what} and the task differ in {name}: {said[0]} there, {said[1]} in the task. Build the task with "
                 "the arguments that the models were trained with"
             )
-
-
-def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Beside its place and renamed, so that a reader finds the old file or the new one."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -26,8 +26,8 @@ def take(tree: PyTree, rows: Array) -> PyTree:
     return jax.tree.map(lambda a: a[rows], tree)
 
 
-def per_client(mask: Array, leaf: Array) -> Array:
-    """Reshape `mask [M]` so that it broadcasts against `leaf [M, ...]`; rows may be clients or examples."""
+def expand_dims_like(mask: Array, leaf: Array) -> Array:
+    """`mask [M]` with further axes of length 1, so that it broadcasts against `leaf [M, ...]`: clients or examples."""
     return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
 
 
@@ -36,7 +36,7 @@ def where(mask: Array, a: PyTree, b: PyTree) -> PyTree:
 
     It selects, so a NaN on the other side does not spread.
     """
-    return jax.tree.map(lambda x, y: jnp.where(per_client(mask, x), x, y), a, b)
+    return jax.tree.map(lambda x, y: jnp.where(expand_dims_like(mask, x), x, y), a, b)
 
 
 def all_finite(tree: PyTree) -> Array:
@@ -50,7 +50,10 @@ def seeded(tree: PyTree, key: Array) -> PyTree:
 
     As `optimizer.init` makes them they are the same for all clients, and in every round if the state starts afresh.
     """
-    is_key = lambda a: isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)  # noqa: E731
+
+    def is_key(a: Any) -> bool:
+        return isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+
     return jax.tree.map(lambda a: jax.random.fold_in(key, jax.random.bits(a)) if is_key(a) else a, tree)
 
 
@@ -71,7 +74,7 @@ def partition(params: PyTree, trainable: PyTree | None) -> tuple[PyTree, PyTree]
 
 
 def combine(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The tree that `partition` took apart."""
+    """The inverse of `partition`."""
     return jax.tree.map(lambda a, b: b if a is None else a, trained, frozen, is_leaf=lambda a: a is None)
 
 

@@ -1,4 +1,4 @@
-"""Observers that write the curves of a run while it goes on: to a CSV file, for TensorBoard, to Weights & Biases.
+"""Observers that write the curves of a run while it trains: to a CSV file, for TensorBoard, to Weights & Biases.
 
 Each writes the numbers of every evaluation at once (`Evaluation.numbers`): the mean of each metric over the clients
 that have test data, the mean training loss, and what the observers before it returned. Of several processes the first
@@ -27,6 +27,7 @@ from typing import Any
 import jax
 
 from fedamp_jax.driver.history import Evaluation
+from fedamp_jax.files import replace_file
 
 __all__ = ["Writer", "csv", "tensorboard", "wandb"]
 
@@ -63,8 +64,8 @@ class Writer:
 def csv(path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> Writer:
     """Append a line to a CSV file for each evaluation: labels, round, metrics, loss, and what else was observed.
 
-    A file that is there is continued. Its rows with these labels, of the round that comes first and of later ones, are
-    dropped: a run that begins anew replaces its curve, and one that goes on from a checkpoint holds each round once.
+    An existing file is continued. Its rows with these labels, of the round that comes first and of later ones, are
+    dropped: a run that starts over replaces its curve, and one that resumes from a checkpoint has each round once.
     NaN is an empty cell.
 
     Args:
@@ -83,7 +84,7 @@ def csv(path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -
 def tensorboard(folder: str | os.PathLike[str]) -> Writer:
     """Write scalars for TensorBoard, which shows the folders below its `--logdir` as one run each.
 
-    They are in the file within two seconds. A run that goes on from a checkpoint hides the rounds after it that the
+    They are in the file within two seconds. A run that resumes from a checkpoint hides the rounds after it that the
     folder holds already. Needs tensorboardX: `pip install 'fedamp_jax[tensorboard]'`.
 
     Args:
@@ -115,7 +116,7 @@ def wandb(**settings: Any) -> Writer:
     Needs wandb: `pip install 'fedamp_jax[wandb]'`, and `wandb login` or `WANDB_MODE=offline`.
 
     Args:
-        **settings: of `wandb.init`, such as `project` and `name`. With `id` and `resume="allow"`, a run that goes on
+        **settings: of `wandb.init`, such as `project` and `name`. With `id` and `resume="allow"`, a run that resumes
             from a checkpoint continues its curve.
 
     Raises:
@@ -184,10 +185,7 @@ class Table:
         rows = [(line, dict(zip(header, self._cells(line)))) for line in lines[1:]]
         kept = [line for line, old in rows if self._other(old) or int(old["round"]) < row["round"]]
         self._columns = header if kept else [*row]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_name(f".unfinished-{self._path.name}")
-        unfinished.write_bytes("".join([self._line(self._columns), *kept]).encode())
-        os.replace(unfinished, self._path)
+        replace_file(self._path, "".join([self._line(self._columns), *kept]).encode())
 
     def _other(self, row: Mapping[str, str]) -> bool:
         return any(row[name] != value for name, value in self._labels.items())

@@ -1,8 +1,12 @@
 """Trees of parameters, what the package's names stand for, and what the server computes from stacked trees."""
 
+import ast
 import importlib
+import inspect
 import pkgutil
+import re
 import types
+from pathlib import Path
 
 import chex
 import jax
@@ -17,6 +21,7 @@ from fedamp_jax.engine import server
 from tests.registry import federation, run_rounds, tiny_task
 
 KEY = jax.random.key(4)
+ROOT = Path(__file__).parent.parent
 
 
 def test_head_mask_names_whole_path_parts():
@@ -81,6 +86,47 @@ def test_public_names_are_there():
     assert len(set(fedamp_jax.__all__)) == len(fedamp_jax.__all__)
     for name in fedamp_jax.__all__:
         assert getattr(fedamp_jax, name) is not None, name
+
+
+@pytest.mark.parametrize("name", ["fedamp_jax", "fedamp_jax.engine", "fedamp_jax.data", "fedamp_jax.models"])
+def test_functions_take_the_key_last(name):
+    """Behind their other required arguments; methods of an `Algorithm` take it first.
+
+    Failed for `join(algorithm, key, state, ...)` and nine functions of the engine.
+    """
+    module = importlib.import_module(name)
+    for public in module.__all__:
+        function = getattr(module, public)
+        if inspect.isfunction(function):
+            given = inspect.signature(function).parameters.values()
+            required = [p.name for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+            assert not {"key", "keys"} & {*required[:-1]}, f"{public}({', '.join(required)})"
+
+
+def imported_from(text):
+    """`module: names` of all `from fedamp_jax... import ...` in a program, anywhere in it."""
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    return [(node.module, alias.name) for node in found for alias in node.names if node.module.startswith("fedamp_jax")]
+
+
+@pytest.mark.parametrize("method", sorted(path.stem for path in (ROOT / "fedamp_jax/algorithms").glob("*.py")))
+def test_methods_import_the_public_engine(method):
+    """What a method of the package needs, an author of another one finds in `fedamp_jax.engine`.
+
+    Failed for `share_of`, which PFLEGO took from `engine.minibatches`.
+    """
+    for module, name in imported_from((ROOT / f"fedamp_jax/algorithms/{method}.py").read_text()):
+        assert not module.startswith("fedamp_jax.engine."), f"{name} of {module}"
+        assert module != "fedamp_jax.engine" or name in fedamp_jax.engine.__all__, name
+
+
+def test_the_guide_for_authors_imports_public_names():
+    """Failed for `fedamp_jax.checks.check_number`."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/write_a_method.md").read_text(), re.DOTALL)
+    imported = imported_from("\n".join(blocks))
+    assert ("fedamp_jax.engine", "for_each_client") in imported
+    assert {module for module, _ in imported} == {"fedamp_jax", "fedamp_jax.engine"}
+    assert {name for module, name in imported if module == "fedamp_jax.engine"} <= {*fedamp_jax.engine.__all__}
 
 
 # --- the server -------------------------------------------------------------------------------------------------------

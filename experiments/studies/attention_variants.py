@@ -23,7 +23,7 @@ from fedamp_jax.algorithms.fedamp import ALPHA, proximal
 from fedamp_jax.attention import Memory, normalize, perplexity
 from fedamp_jax.checks import check_number
 from fedamp_jax.data import Federation, hold_out
-from fedamp_jax.engine import per_client, server
+from fedamp_jax.engine import broadcast_to_clients, server
 from fedamp_jax.experiments import fedamp_paper, paper_values
 from fedamp_jax.placement import ByParameters
 from fedamp_jax.runner.entry import main
@@ -142,7 +142,7 @@ def other_weights(task: Task, solver: Solver, self_weight: Any, federation: Fede
         """FedAMP with `weights(models, edges, k, own, *remembered) -> [M, M]`."""
 
         def of_round(models: ByParameters, edges: Any, k: Any, data: Any, *remembered: Any) -> Any:
-            own = per_client("self_weight", self_weight, data)
+            own = broadcast_to_clients("self_weight", self_weight, data)
             return weights(models, edges, k, own, *remembered)
 
         penalty = proximal(ALPHA, paper_values.LAMBDA)

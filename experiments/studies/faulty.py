@@ -115,7 +115,7 @@ def trainer(algorithm: Algorithm, options: Options, federation: Federation, task
         there = ~(fault.bad & (fault.kind == 3))
         state, (xi, rejected) = fedamp_jax.scan_rounds(
             fedamp_jax.corrupted(algorithm, corruption(fault)), algorithm.init(key, train),
-            train._replace(online=there), key, rounds, participation=who, each=weights_and_rejected,
+            train._replace(online=there), rounds, key, participation=who, each=weights_and_rejected,
         )  # fmt: skip
         models = algorithm.personalize(round_keys(key, rounds - 1)[2], state, train)
         accuracy = fedamp_jax.evaluate(task, models, test)

@@ -49,7 +49,7 @@ def sweep_sigma(options: Options, federation: Federation, task: Task, solver: So
                 return jnp.mean(accuracy), info.xi
 
             _, (accuracy, xi) = fedamp_jax.scan_rounds(
-                algorithm, algorithm.init(key, train), train, key, options.schedule.number_of_rounds,
+                algorithm, algorithm.init(key, train), train, options.schedule.number_of_rounds, key,
                 participation=who, each=measured,
             )  # fmt: skip
             return 100.0 * jnp.max(accuracy), xi[-1]

@@ -9,10 +9,16 @@ import optax
 
 from fedamp_jax import trees
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine.clients import for_each_client, init_model
-from fedamp_jax.engine.hyperparameters import at_round, per_client
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.engine.solver import Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Solver,
+    at_round,
+    broadcast_to_clients,
+    check_parts,
+    for_each_client,
+    init_model,
+    server,
+    solve,
+)
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
@@ -36,7 +42,7 @@ class APFLState(NamedTuple):
 
 def _mix(alpha: Array, v: PyTree, w: PyTree) -> PyTree:
     """`alpha v + (1 - alpha) w` for one client, or for all with `alpha [M]` and leaves `[M, ...]`."""
-    return jax.tree.map(lambda a, b: trees.per_client(alpha, a) * (a - b) + b, v, w)
+    return jax.tree.map(lambda a, b: trees.expand_dims_like(alpha, a) * (a - b) + b, v, w)
 
 
 def _both(task: Task) -> Task:
@@ -104,12 +110,13 @@ def apfl(
     """
     check_parts(task, solver)
     if callable(alpha):
-        raise TypeError("alpha must be a number or one for each client: a schedule would be asked in round 0 only")
-    check_number("alpha", alpha, low=0, high=1, strict=False, per_client=True)
+        raise TypeError("alpha must be a number or one for each client: a schedule would be evaluated in round 0 only")
+    check_number("alpha", alpha, low=0, high=1, strict=False, allow_array=True)
     check_number("learning_rate", learning_rate, low=0)
-    new_stats = statistics_policy(stats)
-    step = lambda k: _projected_sgd(at_round(learning_rate, k))  # noqa: E731
-    sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
+    new_stats = server.statistics_policy(stats)
+    sgd = dataclasses.replace(
+        solver, optimizer=lambda k: _projected_sgd(at_round(learning_rate, k)), keep_optimizer=False
+    )
     pair = _both(task)
 
     def init(key, data):
@@ -117,7 +124,7 @@ def apfl(
         running = trees.broadcast(start.stats, m)
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round donates all of a state's
         # A copy: every round donates the state, and not the caller's array.
-        mixing = jnp.array(per_client("alpha", jnp.asarray(alpha, jnp.float32), data))
+        mixing = jnp.array(broadcast_to_clients("alpha", jnp.asarray(alpha, jnp.float32), data))
         return APFLState(
             start.params, trees.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32)
         )
@@ -127,14 +134,14 @@ def apfl(
             trained = tuple(
                 jax.tree.map(lambda _, f=flag: f, p) for p, flag in zip(mine.params, (True, True, adapt_alpha))
             )
-            result, loss = solve(pair, sgd, key, client, mine, epochs=epochs, k=state.round, trainable=trained)
+            result, loss = solve(pair, sgd, client, mine, key, epochs=epochs, k=state.round, trainable=trained)
             return result.variables, loss
 
         w = trees.broadcast(state.params, data.y.shape[0])
         begin = Variables((w, state.personal, state.alpha), state.stats)
-        sent, info = for_each_client(sgd, key, data, local, begin)
-        weights = sample_weights(data, info)
-        params = weighted_mean(weights, sent.params[0], state.params)
+        sent, info = for_each_client(sgd, data, local, begin, key=key)
+        weights = server.sample_weights(data, info)
+        params = server.weighted_mean(weights, sent.params[0], state.params)
         running = new_stats(weights, sent.stats, state.stats)
         return APFLState(params, sent.params[1], sent.params[2], running, state.round + 1), info
 
@@ -143,7 +150,7 @@ def apfl(
         return Variables(_mix(state.alpha, state.personal, w), state.stats[1])
 
     def join(state, fresh):
-        running = statistics_of_newcomers(stats, state.stats, fresh.stats)
+        running = server.statistics_of_newcomers(stats, state.stats, fresh.stats)
         return fresh._replace(personal=trees.broadcast_like(state.params, fresh.personal), stats=running)
 
     return Algorithm(init, round, personalize, join=join)

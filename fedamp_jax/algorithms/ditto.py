@@ -6,10 +6,18 @@ import jax
 
 from fedamp_jax.algorithms.fedavg import FedAvgState, fedavg
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine.clients import for_each_client, init_clients, resample_epochs
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.engine.solver import Local, Prox, Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Local,
+    Prox,
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    init_clients,
+    resample_epochs,
+    server,
+    solve,
+)
 from fedamp_jax.trees import broadcast_like
 from fedamp_jax.types import Algorithm, Array, Task, Variables
 
@@ -55,11 +63,11 @@ def ditto(
     """
     check_parts(task, solver, personal_solver=personal_solver)
     check_number("lam", lam, low=0, strict=False)
-    own_policy, mixed = statistics_policy(stats), statistics_policy("mix")
+    own_policy, mixed = server.statistics_policy(stats), server.statistics_policy("mix")
     shared_method, own_solver = fedavg(task, solver), personal_solver or solver
 
     def init(key, data):
-        return DittoState(shared_method.init(key, data), init_clients(task, own_solver, key, data))
+        return DittoState(shared_method.init(key, data), init_clients(task, own_solver, data, key))
 
     def round(key, state, data):
         shared, k = state.shared, state.shared.round
@@ -68,17 +76,17 @@ def ditto(
         def local(key, client, epochs, mine):
             glob, own = mine
             keys = jax.random.split(key)
-            sent, _ = solve(task, solver, keys[0], client, glob.variables, epochs=epochs, k=k,
+            sent, _ = solve(task, solver, client, glob.variables, keys[0], epochs=epochs, k=k,
                             optimizer_state=glob.optimizer)  # fmt: skip
-            passes = resample_epochs(own_solver, keys[1], epochs) if personal_solver else epochs
-            kept, loss = solve(task, own_solver, keys[1], client, own.variables, epochs=passes, k=k, penalty=penalty,
+            passes = resample_epochs(own_solver, epochs, keys[1]) if personal_solver else epochs
+            kept, loss = solve(task, own_solver, client, own.variables, keys[1], epochs=passes, k=k, penalty=penalty,
                                optimizer_state=own.optimizer)  # fmt: skip
             return (sent, kept), loss
 
         received = Local(shared_method.personalize(key, shared, data), shared.optimizer)
-        (sent, personal), info = for_each_client(solver, key, data, local, (received, state.personal))
-        weights = sample_weights(data, info)
-        params = weighted_mean(weights, sent.variables.params, shared.params)
+        (sent, personal), info = for_each_client(solver, data, local, (received, state.personal), key=key)
+        weights = server.sample_weights(data, info)
+        params = server.weighted_mean(weights, sent.variables.params, shared.params)
         running = mixed(weights, sent.variables.stats, shared.stats)
         own_stats = own_policy(weights, personal.variables.stats, state.personal.variables.stats)
         personal = Local(Variables(personal.variables.params, own_stats), personal.optimizer)
@@ -91,7 +99,7 @@ def ditto(
         # The global model with its statistics, which are those of all.
         start = Variables(
             broadcast_like(state.shared.params, fresh.personal.variables.params),
-            statistics_of_newcomers("mix", state.shared.stats, fresh.shared.stats),
+            server.statistics_of_newcomers("mix", state.shared.stats, fresh.shared.stats),
         )
         shared = fresh.shared._replace(stats=start.stats)
         return DittoState(shared, fresh.personal._replace(variables=start))

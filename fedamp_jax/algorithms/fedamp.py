@@ -10,10 +10,19 @@ import optax
 
 from fedamp_jax import attention
 from fedamp_jax.checks import check_choice, check_number
-from fedamp_jax.engine import server
-from fedamp_jax.engine.clients import for_each_client, init_clients
-from fedamp_jax.engine.hyperparameters import at_round, per_client
-from fedamp_jax.engine.solver import Local, Penalty, Prox, Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Local,
+    Penalty,
+    Prox,
+    Solver,
+    at_round,
+    broadcast_to_clients,
+    check_parts,
+    for_each_client,
+    init_clients,
+    server,
+    solve,
+)
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.trees import broadcast_like, check_float32
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
@@ -95,7 +104,7 @@ def attentive(
     check_choice("stale", stale, ("exclude", "include"))
 
     def init(key, data):
-        clients = init_clients(task, solver, key, data, common=common_init)
+        clients = init_clients(task, solver, data, key, common=common_init)
         remembered = () if memory is None else jax.tree.map(jnp.copy, memory.init(clients.variables))
         return FedAMPState(clients, jnp.zeros((), jnp.int32), remembered)
 
@@ -117,11 +126,11 @@ def attentive(
         begin = Variables(cloud if start == "cloud" else mine.params, running)
 
         def local(key, client, epochs, mine_i, begin_i, cloud_i):
-            return solve(task, solver, key, examples(client) if examples else client, begin_i, epochs=epochs, k=k,
+            return solve(task, solver, examples(client) if examples else client, begin_i, key, epochs=epochs, k=k,
                          penalty=penalty(cloud_i, k) if penalty else None,
                          optimizer_state=mine_i.optimizer)  # fmt: skip
 
-        clients, info = for_each_client(solver, key, data, local, state.clients, begin, cloud)
+        clients, info = for_each_client(solver, data, local, state.clients, begin, cloud, key=key)
         info = info._replace(xi=xi, error=error)
         remembered = state.memory if memory is None else memory.update(state.memory, begin, info)
         return FedAMPState(clients, k + 1, remembered), info
@@ -197,7 +206,7 @@ def fedamp(
         )
 
     def weights(models, edges, k, data):
-        own = None if self_weight is None else per_client("self_weight", at_round(self_weight, k), data)
+        own = None if self_weight is None else broadcast_to_clients("self_weight", at_round(self_weight, k), data)
         return attention.fedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k),
                                         alpha=at_round(alpha, k), slope=slope, self_weight=own)  # fmt: skip
 

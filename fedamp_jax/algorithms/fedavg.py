@@ -5,10 +5,18 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine.clients import for_each_client, init_model, init_optimizer
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.engine.solver import Local, Prox, Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Local,
+    Prox,
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    init_model,
+    init_optimizer,
+    server,
+    solve,
+)
 from fedamp_jax.trees import broadcast
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
@@ -52,7 +60,7 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
     """
     check_parts(task, solver)
     check_number("mu", mu, low=0, strict=False)
-    new_stats = statistics_policy(stats)
+    new_stats = server.statistics_policy(stats)
 
     def init(key, data):
         start = init_model(task, key)
@@ -65,13 +73,13 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
         penalty = None if free else Prox(state.params, at_round(mu, state.round))
 
         def local(key, client, epochs, mine):
-            return solve(task, solver, key, client, mine.variables, epochs=epochs, k=state.round, penalty=penalty,
+            return solve(task, solver, client, mine.variables, key, epochs=epochs, k=state.round, penalty=penalty,
                          optimizer_state=mine.optimizer)  # fmt: skip
 
         received = Local(personalize(key, state, data), state.optimizer)
-        sent, info = for_each_client(solver, key, data, local, received)
-        weights = sample_weights(data, info)
-        params = weighted_mean(weights, sent.variables.params, state.params)
+        sent, info = for_each_client(solver, data, local, received, key=key)
+        weights = server.sample_weights(data, info)
+        params = server.weighted_mean(weights, sent.variables.params, state.params)
         running = new_stats(weights, sent.variables.stats, state.stats)
         return FedAvgState(params, running, sent.optimizer, state.round + 1), info
 
@@ -79,7 +87,7 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
         return Variables(broadcast(state.params, data.y.shape[0]), state.stats)
 
     def join(state, fresh):
-        return fresh._replace(stats=statistics_of_newcomers(stats, state.stats, fresh.stats))
+        return fresh._replace(stats=server.statistics_of_newcomers(stats, state.stats, fresh.stats))
 
     return Algorithm(init, round, personalize, join=join)
 

@@ -6,9 +6,7 @@ import jax.numpy as jnp
 from fedamp_jax.algorithms.fedamp import attentive
 from fedamp_jax.attention import Memory
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.engine.minibatches import mean_loss
-from fedamp_jax.engine.solver import Solver
-from fedamp_jax.engine.validation import cross_losses, holdout
+from fedamp_jax.engine import Solver, cross_losses, mean_loss, split_client
 from fedamp_jax.trees import where
 from fedamp_jax.types import Algorithm, Data, Task
 
@@ -52,21 +50,24 @@ def fedfomo(
 
     def split(client: Data) -> tuple[Data, Data]:
         key = jax.random.fold_in(jax.random.key(split_seed), client.id)
-        return holdout(key, client, validation)
+        return split_client(client, validation, key)
 
     def weights(models, edges, k, data, received):
         m, trained = len(edges), models.tree
 
         def own_loss(_, client, variables):
-            return mean_loss(task, solver, split(client)[0], variables)
+            return mean_loss(task, solver, split(client)[1], variables)
 
         def distance(mine):
-            square = lambda theirs: jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), mine, theirs)  # noqa: E731
-            return lambda theirs: jnp.sqrt(sum(jax.tree.leaves(square(theirs))))
+            def to(theirs):
+                squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), mine, theirs)
+                return jnp.sqrt(sum(jax.tree.leaves(squares)))
+
+            return to
 
         work, place = jnp.where(data.online, data.size, 0), data.placement
         before = place.for_each_client(own_loss, jnp.zeros((m,), jnp.float32), data, received, work=work)
-        after = cross_losses(task, solver, data, received._replace(params=trained), examples=lambda c: split(c)[0])
+        after = cross_losses(task, solver, data, received._replace(params=trained), examples=lambda c: split(c)[1])
         apart = place.for_each_pair(distance, received.params, trained, work=work)
         # A loss that is not finite is no improvement, and must not reach the sums of the other candidates.
         fall = jnp.where(after < before[:, None], before[:, None] - after, 0.0)
@@ -81,4 +82,4 @@ def fedfomo(
         return where((info.epochs > 0) & ~info.rejected, begin, received)
 
     memory = Memory(lambda start: start, remember)
-    return attentive(task, solver, weights, memory=memory, examples=lambda client: split(client)[1], stats=stats)
+    return attentive(task, solver, weights, memory=memory, examples=lambda client: split(client)[0], stats=stats)

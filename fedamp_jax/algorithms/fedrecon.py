@@ -5,8 +5,7 @@ from typing import Any
 from fedamp_jax.algorithms.fine_tuned import tune
 from fedamp_jax.algorithms.shared_body import Phase, mask_of, shared_body
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine.solver import Solver
-from fedamp_jax.engine.validation import holdout
+from fedamp_jax.engine import Solver, split_client
 from fedamp_jax.trees import head_mask
 from fedamp_jax.types import Algorithm, Task
 
@@ -50,14 +49,14 @@ def fedrecon(
         raise ValueError("support must be below 1: the rest is the query set that the body learns from")
 
     phases = [
-        Phase("head", head_solver, lambda key, client: holdout(key, client, support)[0]),
-        Phase("body", None, lambda key, client: holdout(key, client, support)[1]),
+        Phase("head", head_solver, lambda key, client: split_client(client, support, key)[1]),
+        Phase("body", None, lambda key, client: split_client(client, support, key)[0]),
     ]
     base = shared_body(task, solver, phases, stats=stats, keep_heads=False, server_step=server_step)
 
     def personalize(key, state, data):
         models = base.personalize(key, state, data)
         trainable = mask_of("head", head_mask(task, models.params))
-        return tune(task, head_solver or solver, key, data, models, state, trainable)
+        return tune(task, head_solver or solver, data, models, state, key, trainable)
 
     return base._replace(personalize=personalize)

@@ -7,27 +7,27 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_type
-from fedamp_jax.engine.clients import at_home, for_each_client
-from fedamp_jax.engine.solver import Local, Penalty, Solver, check_parts, solve
+from fedamp_jax.engine import Local, Penalty, Solver, at_home, check_parts, for_each_client, solve
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
 def tune(
     task: Task,
     solver: Solver,
-    key: Array,
     data: Data,
     models: Variables,
     state: Any,
+    key: Array,
     trainable: PyTree | None = None,
     penalty: Callable[[PyTree, Array], Penalty] | None = None,
 ) -> Variables:
     """Train every client's model `[M, ...]` on its own data, online or not; a result that is not finite is dropped.
 
     Args:
-        task, solver, key, data: as in a round.
+        task, solver, data: as in a round.
         models: where training starts.
         state: of the method; a solver that follows the round is asked for `state.round`, or 0 if it has none.
+        key: as in a round.
         trainable: as in `solve`.
         penalty: as in `fine_tuned`.
     """
@@ -36,9 +36,9 @@ def tune(
 
     def local(key, client, epochs, mine):
         term = penalty(mine.variables.params, k) if penalty else None
-        return solve(task, tuner, key, client, mine.variables, epochs=epochs, k=k, penalty=term, trainable=trainable)
+        return solve(task, tuner, client, mine.variables, key, epochs=epochs, k=k, penalty=term, trainable=trainable)
 
-    return for_each_client(tuner, key, at_home(data), local, Local(models))[0].variables
+    return for_each_client(tuner, at_home(data), local, Local(models), key=key)[0].variables
 
 
 def fine_tuned(
@@ -80,6 +80,6 @@ def fine_tuned(
         )
 
     def personalize(key, state, data):
-        return tune(task, solver, key, data, base.personalize(key, state, data), state, penalty=penalty)
+        return tune(task, solver, data, base.personalize(key, state, data), state, key, penalty=penalty)
 
     return base._replace(personalize=personalize)

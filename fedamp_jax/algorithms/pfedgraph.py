@@ -9,9 +9,7 @@ from optax.projections import projection_simplex
 from fedamp_jax.algorithms.fedamp import attentive
 from fedamp_jax.attention import Memory
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine import server
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.solver import Solver
+from fedamp_jax.engine import Solver, at_round, server
 from fedamp_jax.types import Algorithm, Array, PyTree, Task
 
 _FAR = -1e9  # a score that the projection never gives any weight
@@ -76,6 +74,11 @@ def pfedgraph(
     return attentive(task, solver, graph, memory=memory, penalty=penalty, stats=stats)
 
 
+def _dot(a: PyTree, b: PyTree) -> Any:
+    """The scalar product of two models."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)))
+
+
 class Alignment(NamedTuple):
     """The penalty `-weight * cos(w, center)`, whose gradient is zero where one of them is zero.
 
@@ -89,8 +92,7 @@ class Alignment(NamedTuple):
 
     def gradient(self, params: PyTree) -> PyTree:
         """`-weight * (u / (|w| |u|) - cos(w, u) w / |w|^2)`."""
-        dot = lambda a, b: sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)))  # noqa: E731
-        ww, uu, wu = dot(params, params), dot(self.center, self.center), dot(params, self.center)
+        ww, uu, wu = _dot(params, params), _dot(self.center, self.center), _dot(params, self.center)
         defined = ww * uu > 0
         inverse = jnp.where(defined, jax.lax.rsqrt(jnp.where(defined, ww * uu, 1.0)), 0.0)
         along = wu * inverse / jnp.where(defined, ww, 1.0)

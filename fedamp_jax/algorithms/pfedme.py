@@ -7,11 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_integer, check_number
-from fedamp_jax.engine.clients import for_each_client, init_model
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.minibatches import for_each_minibatch
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.engine.solver import Prox, Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Prox,
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    for_each_minibatch,
+    init_model,
+    server,
+    solve,
+)
 from fedamp_jax.trees import broadcast, broadcast_like
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
@@ -63,7 +69,7 @@ def pfedme(
 
     Departs from the paper: clients that do not take part do not train either, and the mean is weighted by numbers of
     examples, as in the authors' program. The paper leaves open where theta starts; here from w_i. In that program theta
-    goes on from the last minibatch, and 0.001 theta is added to its gradient. What it evaluates as the personal model
+    continues from the last minibatch, and 0.001 theta is added to its gradient. What it evaluates as the personal model
     is w_i, as both names refer to the same tensors there.
 
     >>> import optax, fedamp_jax
@@ -75,7 +81,7 @@ def pfedme(
     check_number("eta", eta, low=0)
     check_number("beta", beta, low=0, strict=False)
     check_integer("inner_steps", inner_steps, low=1)
-    new_stats = statistics_policy(stats)
+    new_stats = server.statistics_policy(stats)
     inner = dataclasses.replace(solver, epochs=inner_steps, keep_optimizer=False, shuffle=False)  # of one minibatch
 
     def init(key, data):
@@ -91,20 +97,20 @@ def pfedme(
                 w_i, theta, total = carry
                 # A minibatch is a client whose every pass is one step; its real rows come first.
                 some = client._replace(x=batch.x, y=batch.y, size=jnp.sum(batch.mask, dtype=jnp.int32))
-                found, loss = solve(task, inner, key, some, Variables(w_i, theta.stats), epochs=inner_steps, k=k,
+                found, loss = solve(task, inner, some, Variables(w_i, theta.stats), key, epochs=inner_steps, k=k,
                                     penalty=Prox(w_i, pull))  # fmt: skip
                 theta = found.variables
                 return jax.tree.map(lambda a, b: a - rate * (a - b), w_i, theta.params), theta, total + loss
 
             begin = (w, Variables(w, mine[0].stats), jnp.zeros((), jnp.float32))
-            (w_i, theta, total), steps = for_each_minibatch(solver, key, client, step, begin, epochs=epochs,
+            (w_i, theta, total), steps = for_each_minibatch(solver, client, step, begin, key, epochs=epochs,
                                                             shuffle=solver.shuffle)  # fmt: skip
             return (theta, w_i), total / jnp.maximum(steps, 1).astype(jnp.float32)
 
         received = broadcast(w, data.y.shape[0])
-        (personal, sent), info = for_each_client(solver, key, data, local, (state.personal, received))
-        weights = sample_weights(data, info)
-        mean, step = weighted_mean(weights, sent, w), at_round(beta, k)
+        (personal, sent), info = for_each_client(solver, data, local, (state.personal, received), key=key)
+        weights = server.sample_weights(data, info)
+        mean, step = server.weighted_mean(weights, sent, w), at_round(beta, k)
         params = jax.tree.map(lambda a, b: a + step * (b - a), w, mean)
         personal = personal._replace(stats=new_stats(weights, personal.stats, state.personal.stats))
         return PFedMeState(params, personal, k + 1), info
@@ -113,7 +119,7 @@ def pfedme(
         return state.personal
 
     def join(state, fresh):
-        running = statistics_of_newcomers(stats, state.personal.stats, fresh.personal.stats)
+        running = server.statistics_of_newcomers(stats, state.personal.stats, fresh.personal.stats)
         return fresh._replace(personal=Variables(broadcast_like(state.params, fresh.personal.params), running))
 
     return Algorithm(init, round, personalize, join=join)

@@ -9,13 +9,18 @@ import optax
 
 from fedamp_jax.algorithms.shared_body import BodyState, assemble, init_body
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine.clients import for_each_client
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.minibatches import for_each_minibatch, full_gradient, share_of
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy
-from fedamp_jax.engine.solver import Solver, check_parts
+from fedamp_jax.engine import (
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    for_each_minibatch,
+    full_gradient,
+    server,
+    share_of,
+)
 from fedamp_jax.programs.jaxpr import repeat
-from fedamp_jax.trees import check_float32, combine, head_mask, partition, per_client, take, where
+from fedamp_jax.trees import check_float32, combine, expand_dims_like, head_mask, partition, take, where
 from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -31,7 +36,7 @@ class PFLEGOState(NamedTuple):
         return self.model.round
 
 
-def _features(task: Task, solver: Solver, key: Array, client: Data, start: Variables) -> Array:
+def _features(task: Task, solver: Solver, client: Data, start: Variables, key: Array) -> Array:
     """The body's features of all of ONE client's data, `[N, ...]`, in one pass."""
     assert task.features is not None
     features = task.features
@@ -45,11 +50,11 @@ def _features(task: Task, solver: Solver, key: Array, client: Data, start: Varia
 
     one = jax.eval_shape(example, jnp.zeros(solver.width(client), jnp.int32))
     phi = jnp.zeros((client.y.shape[0], *one.shape[1:]), one.dtype)
-    return for_each_minibatch(solver, key, client, write, phi, shuffle=False)[0]
+    return for_each_minibatch(solver, client, write, phi, key, shuffle=False)[0]
 
 
 def head_steps(
-    task: Task, solver: Solver, key: Array, client: Data, start: Variables, head: PyTree, steps: Array, beta: Array
+    task: Task, solver: Solver, client: Data, start: Variables, head: PyTree, steps: Array, beta: Array, key: Array
 ) -> PyTree:
     """The parameters after `steps` full-batch gradient steps on the head with the body fixed (Algorithm 1, first loop).
 
@@ -62,7 +67,7 @@ def head_steps(
         on_features, loss = client, lambda variables, batch, key: task.loss(variables, batch, key)[0]
     else:
         head_loss = task.head_loss
-        on_features = client._replace(x=_features(task, solver, key, client, start))
+        on_features = client._replace(x=_features(task, solver, client, start, key))
 
         def loss(variables, batch, key):
             return head_loss(variables, batch.x, batch)
@@ -75,7 +80,7 @@ def head_steps(
 
         zero = jax.tree.map(jnp.zeros_like, own)
         key_step = jax.random.fold_in(key, t)
-        gradient, _ = for_each_minibatch(solver, key_step, on_features, add, zero, shuffle=False)
+        gradient, _ = for_each_minibatch(solver, on_features, add, zero, key_step, shuffle=False)
         return jax.tree.map(lambda w, g: w - beta * g, own, gradient)
 
     return combine(repeat(steps, step, own, at_most=solver.max_epochs - 1), body)
@@ -127,14 +132,14 @@ def pflego(
     check_parts(task, solver)
     check_number("beta", beta, low=0)
     check_number("rho", rho, low=0)
-    new_stats = statistics_policy(stats)
+    new_stats = server.statistics_policy(stats)
     own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
 
     def server_at(k: Array) -> optax.GradientTransformation:
         return server_optimizer or optax.sgd(at_round(rho, k))
 
     def init(key, data):
-        model = init_body(task, own_solver, key, data, common=common_init, part="body")
+        model = init_body(task, own_solver, data, key, common=common_init, part="body")
         return PFLEGOState(model, server_at(model.round).init(model.body))
 
     def round(key, state, data):
@@ -145,32 +150,32 @@ def pflego(
 
         def local(key, client, epochs, mine):
             start = mine[0]
-            params = head_steps(task, own_solver, key, client, start, head, epochs - 1, at_round(beta, k))
-            joint, running, loss = full_gradient(task, own_solver, key, client, Variables(params, start.stats))
+            params = head_steps(task, own_solver, client, start, head, epochs - 1, at_round(beta, k), key)
+            joint, running, loss = full_gradient(task, own_solver, client, Variables(params, start.stats), key)
             return (Variables(params, running), joint), loss
 
         # A client that is offline or rejected leaves its head, and a gradient of zero.
         zero = jax.tree.map(jnp.zeros_like, begin.params)
-        (after, joint), info = for_each_client(own_solver, key, data, local, (begin, zero))
+        (after, joint), info = for_each_client(own_solver, data, local, (begin, zero), key=key)
         here = data.online & ~info.rejected
         boost = data.clients / jnp.maximum(jnp.sum(here, dtype=jnp.float32), 1.0)  # I / r
         share = data.size.astype(jnp.float32) / jnp.sum(data.size, dtype=jnp.float32)  # alpha_i, over ALL clients
         rate = at_round(rho, k) * boost * (share if weigh_heads else jnp.ones_like(share))
         (heads, _), (g_head, g) = partition(after.params, head), partition(joint, head)
-        heads = jax.tree.map(lambda w, g: w - per_client(rate, g) * g, heads, g_head)  # Eq. 3
+        heads = jax.tree.map(lambda w, g: w - expand_dims_like(rate, g) * g, heads, g_head)  # Eq. 3
         total = jax.tree.map(lambda a: boost * jnp.einsum("i,i...->...", share, a, precision="highest"), g)
         with jax.numpy_dtype_promotion("standard"):
-            updates, server = server_at(k).update(total, state.server, model.body)
+            updates, new_server = server_at(k).update(total, state.server, model.body)
         body = optax.apply_updates(model.body, updates)  # Eq. 4
-        body, server = where(jnp.any(here), (body, server), (model.body, state.server))
-        running = new_stats(sample_weights(data, info), after.stats, model.stats)
-        return PFLEGOState(BodyState(body, heads, running, (), k + 1), server), info
+        body, new_server = where(jnp.any(here), (body, new_server), (model.body, state.server))
+        running = new_stats(server.sample_weights(data, info), after.stats, model.stats)
+        return PFLEGOState(BodyState(body, heads, running, (), k + 1), new_server), info
 
     def personalize(key, state, data):
         return assemble(state.model, data)
 
     def join(state, fresh):
-        running = statistics_of_newcomers(stats, state.model.stats, fresh.model.stats)
+        running = server.statistics_of_newcomers(stats, state.model.stats, fresh.model.stats)
         return fresh._replace(model=fresh.model._replace(stats=running))
 
     return Algorithm(init, round, personalize, join=join)

@@ -26,7 +26,7 @@ from fedamp_jax.algorithms.scaffold import scaffold
 from fedamp_jax.algorithms.separate import separate
 from fedamp_jax.algorithms.shared_body import fedbabu, fedper, fedrep
 from fedamp_jax.attention import Perplexity
-from fedamp_jax.engine.solver import Solver
+from fedamp_jax.engine import Solver
 from fedamp_jax.types import Algorithm, Task
 
 Methods = dict[str, Algorithm]
@@ -83,7 +83,7 @@ class Method(NamedTuple):
 
 
 def _attentive(setup: Setup, sigma: float | Perplexity) -> dict[str, Any]:
-    # Appendix C's 1 / (N_i + 1), for the number of others that the client listens to.
+    # Appendix C's 1 / (N_i + 1), where N_i is the number of others that get weight.
     own = 1 / (sigma.k + 1) if isinstance(sigma, Perplexity) else setup.self_weight
     return {"sigma": sigma, "self_weight": own, "lam": setup.lam}
 

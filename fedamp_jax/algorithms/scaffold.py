@@ -8,11 +8,17 @@ import jax.numpy as jnp
 import optax
 
 from fedamp_jax.checks import check_choice, check_number
-from fedamp_jax.engine.clients import for_each_client, init_model, stream
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.minibatches import full_gradient
-from fedamp_jax.engine.server import statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.engine.solver import Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    full_gradient,
+    init_model,
+    server,
+    solve,
+    stream,
+)
 from fedamp_jax.trees import broadcast, broadcast_like
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
@@ -73,9 +79,8 @@ def scaffold(
     check_number("global_step", global_step, low=0)
     check_choice("option", option, ("I", "II"))
     check_choice("personal", personal, ("local", "global"))
-    new_stats = statistics_policy(stats)
-    step = lambda k: optax.sgd(at_round(learning_rate, k))  # noqa: E731
-    sgd = dataclasses.replace(solver, optimizer=step, keep_optimizer=False)
+    new_stats = server.statistics_policy(stats)
+    sgd = dataclasses.replace(solver, optimizer=lambda k: optax.sgd(at_round(learning_rate, k)), keep_optimizer=False)
 
     def init(key, data):
         start, m = init_model(task, key), data.y.shape[0]
@@ -90,10 +95,10 @@ def scaffold(
             c_i, last = mine
             begin = Variables(x, last.stats)
             shift = jax.tree.map(jnp.subtract, c, c_i)
-            result, loss = solve(task, sgd, key, client, begin, epochs=epochs, k=k, correction=shift)
+            result, loss = solve(task, sgd, client, begin, key, epochs=epochs, k=k, correction=shift)
             y = result.variables
             if option == "I":
-                new, _, _ = full_gradient(task, sgd, stream(key, "full gradient"), client, begin)
+                new, _, _ = full_gradient(task, sgd, client, begin, stream("full gradient", key))
             else:
                 width = sgd.width(client)
                 steps = epochs * ((client.size + width - 1) // width)  # K
@@ -101,14 +106,14 @@ def scaffold(
                 new = jax.tree.map(lambda a, b, d: (a - b) / rate - d, x, y.params, shift)
             return (new, y), loss
 
-        (controls, clients), info = for_each_client(sgd, key, data, local, (state.controls, state.clients))
+        (controls, clients), info = for_each_client(sgd, data, local, (state.controls, state.clients), key=key)
         counts = (data.online & ~info.rejected).astype(jnp.float32)  # the clients of S, with equal weights
         change = jax.tree.map(jnp.subtract, controls, state.controls)
         present = jnp.sum(counts) / data.clients  # |S| / M; the variates of the others did not change
         control = jax.tree.map(
-            lambda a, d: a + present * d, c, weighted_mean(counts, change, jax.tree.map(jnp.zeros_like, c))
+            lambda a, d: a + present * d, c, server.weighted_mean(counts, change, jax.tree.map(jnp.zeros_like, c))
         )
-        step, mean = at_round(global_step, k), weighted_mean(counts, clients.params, x)
+        step, mean = at_round(global_step, k), server.weighted_mean(counts, clients.params, x)
         params = jax.tree.map(lambda a, b: a + step * (b - a), x, mean)
         clients = clients._replace(stats=new_stats(counts, clients.stats, state.clients.stats))
         return ScaffoldState(params, control, controls, clients, k + 1), info
@@ -119,7 +124,7 @@ def scaffold(
         return Variables(broadcast(state.params, data.y.shape[0]), state.clients.stats)
 
     def join(state, fresh):
-        running = statistics_of_newcomers(stats, state.clients.stats, fresh.clients.stats)
+        running = server.statistics_of_newcomers(stats, state.clients.stats, fresh.clients.stats)
         clients = Variables(broadcast_like(state.params, fresh.clients.params), running)
         # So c stays the mean of all c_i, and a newcomer's first steps are not corrected.
         return fresh._replace(controls=broadcast_like(state.control, fresh.controls), clients=clients)

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from fedamp_jax.engine.clients import for_each_client, init_clients
-from fedamp_jax.engine.solver import Local, Solver, check_parts, solve
+from fedamp_jax.engine import Local, Solver, check_parts, for_each_client, init_clients, solve
 from fedamp_jax.types import Algorithm, Array, Task
 
 
@@ -34,14 +33,14 @@ def separate(task: Task, solver: Solver, *, common_init: bool = True) -> Algorit
     check_parts(task, solver)
 
     def init(key, data):
-        return SeparateState(init_clients(task, solver, key, data, common=common_init), jnp.zeros((), jnp.int32))
+        return SeparateState(init_clients(task, solver, data, key, common=common_init), jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
         def local(key, client, epochs, mine):
-            return solve(task, solver, key, client, mine.variables, epochs=epochs, k=state.round,
+            return solve(task, solver, client, mine.variables, key, epochs=epochs, k=state.round,
                          optimizer_state=mine.optimizer)  # fmt: skip
 
-        clients, info = for_each_client(solver, key, data, local, state.clients)
+        clients, info = for_each_client(solver, data, local, state.clients, key=key)
         return SeparateState(clients, state.round + 1), info
 
     def personalize(key, state, data):

@@ -12,10 +12,18 @@ import jax.numpy as jnp
 
 from fedamp_jax.algorithms.fine_tuned import tune
 from fedamp_jax.checks import check_choice
-from fedamp_jax.engine.clients import for_each_client, init_model, init_optimizer, resample_epochs
-from fedamp_jax.engine.hyperparameters import at_round
-from fedamp_jax.engine.server import sample_weights, statistics_of_newcomers, statistics_policy, weighted_mean
-from fedamp_jax.engine.solver import Local, Solver, check_parts, solve
+from fedamp_jax.engine import (
+    Local,
+    Solver,
+    at_round,
+    check_parts,
+    for_each_client,
+    init_model,
+    init_optimizer,
+    resample_epochs,
+    server,
+    solve,
+)
 from fedamp_jax.trees import broadcast, broadcast_like, combine, head_mask, partition
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
@@ -24,8 +32,8 @@ class BodyState(NamedTuple):
     """A global body under every client's own head.
 
     Attributes:
-        body: the global parameters; None in place of the head's.
-        heads: leaves `[M, ...]`; None in place of the body's.
+        body: the global parameters; None where a leaf belongs to the head.
+        heads: leaves `[M, ...]`; None where a leaf belongs to the body.
         stats: running statistics `[M, ...]`.
         optimizer: the clients' optimizer states of the last phase `[M, ...]` if the solver keeps them, else `()`.
         round: `[]` int32.
@@ -65,8 +73,8 @@ def assemble(state: BodyState, data: Data) -> Variables:
 def init_body(
     task: Task,
     solver: Solver,
-    key: Array,
     data: Data,
+    key: Array,
     *,
     common: bool,
     part: str,
@@ -100,7 +108,7 @@ def shared_body(
 
     Args:
         task: the model.
-        solver: local training; the last phase's, and others' unless they bring their own.
+        solver: local training of the last phase, and of others that have no solver of their own.
         phases: in order.
         stats: `"local"` or `"mix"`.
         common_init: one initial head for all, or one each.
@@ -109,10 +117,10 @@ def shared_body(
         server_step: `body += server_step * (mean of the clients' bodies - body)`.
     """
     check_parts(task, solver, **{f"{phase.part}_solver": phase.solver for phase in phases})
-    new_stats = statistics_policy(stats)
+    new_stats = server.statistics_policy(stats)
 
     def init(key, data):
-        return init_body(task, solver, key, data, common=common_init, part=phases[-1].part, edit=edit)
+        return init_body(task, solver, data, key, common=common_init, part=phases[-1].part, edit=edit)
 
     def round(key, state, data):
         begin = assemble(state, data)
@@ -124,17 +132,17 @@ def shared_body(
                 key_phase = jax.random.fold_in(key, number) if len(phases) > 1 else key
                 last = number == len(phases) - 1  # the only phase whose optimizer may be kept
                 own = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
-                passes = epochs if phase.solver is None else resample_epochs(own, key_phase, epochs)
+                passes = epochs if phase.solver is None else resample_epochs(own, epochs, key_phase)
                 result, loss = solve(
-                    task, own, key_phase, phase.data(key, client) if phase.data else client, result.variables,
+                    task, own, phase.data(key, client) if phase.data else client, result.variables, key_phase,
                     epochs=passes, k=state.round, trainable=mask_of(phase.part, head), optimizer_state=mine.optimizer,
                 )  # fmt: skip
             return result, loss
 
-        sent, info = for_each_client(solver, key, data, local, Local(begin, state.optimizer))
+        sent, info = for_each_client(solver, data, local, Local(begin, state.optimizer), key=key)
         heads, bodies = partition(sent.variables.params, head)
-        weights = sample_weights(data, info)
-        mean = weighted_mean(weights, bodies, state.body)
+        weights = server.sample_weights(data, info)
+        mean = server.weighted_mean(weights, bodies, state.body)
         step = at_round(server_step, state.round)
         body = jax.tree.map(lambda old, new: old + step * (new - old), state.body, mean)
         running = new_stats(weights, sent.variables.stats, state.stats)
@@ -145,9 +153,9 @@ def shared_body(
 
     def join(state, fresh):
         heads, never = fresh.heads, all(phase.part == "body" for phase in phases)
-        if never or not keep_heads:  # the one head that all have
+        if never or not keep_heads:  # all clients have the same head
             heads = broadcast_like(jax.tree.map(lambda a: a[0], state.heads), fresh.heads)
-        running = statistics_of_newcomers(stats, state.stats, fresh.stats)
+        running = server.statistics_of_newcomers(stats, state.stats, fresh.stats)
         return fresh._replace(heads=heads, stats=running)
 
     return Algorithm(init, round, personalize, join=join)
@@ -247,6 +255,6 @@ def fedbabu(
     def personalize(key, state, data):
         models = base.personalize(key, state, data)
         trainable = mask_of(tune_part, head_mask(task, models.params))
-        return tune(task, tuner or solver, key, data, models, state, trainable)
+        return tune(task, tuner or solver, data, models, state, key, trainable)
 
     return base._replace(personalize=personalize)

@@ -1,4 +1,4 @@
-"""Metrics of accuracies, predictions and collaboration weights, computed after training.
+"""Analysis of accuracies, predictions and collaboration weights after training: summaries, scores, tests, groups.
 
 Functions take NumPy arrays and return Python numbers, except `groups_from_xi` and those of each client. Axes: `R`
 evaluated rounds, `M` clients. Accuracies may be fractions or percentages; results are in the same unit.

@@ -1,4 +1,4 @@
-"""The best mean test accuracy, and what else a table says of a method's accuracies."""
+"""The best mean test accuracy, and the other summaries of a method's accuracies in a table."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checks of arrays that are given to a metric."""
+"""Checks of the arrays that are analysed."""
 
 import numpy as np
 from numpy.typing import ArrayLike

@@ -8,7 +8,7 @@ from fedamp_jax.checks import check_integer
 
 
 def collaborators(xi: ArrayLike) -> np.ndarray:
-    """How many others each client effectively listens to: `exp` of the entropy of its off-diagonal weights.
+    """Effective number of collaborators of each client: `exp` of the entropy of its off-diagonal weights.
 
     A client that gives k others equal weights has k; one that gives almost all to one other has almost 1.
 

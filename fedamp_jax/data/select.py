@@ -9,18 +9,19 @@ from fedamp_jax.types import Array, Data
 
 
 def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
-    """Splits each client's examples at random, for choices that must not look at the test data.
+    """Hold out validation data: split each client's examples at random, for choices that must not use the test data.
 
-    It returns the part to train on first; `engine.holdout`, for algorithms, returns the validation part first.
+    `fedamp_jax.engine.split_client` splits one client's examples inside a round.
 
     Args:
         data: of all clients, not placed yet.
-        share: of each client's examples in the second part, between 0 and 1; rounded, and at least one in each part. A
-            client with a single example keeps it in the first part.
+        share: of each client's examples that are for validation, between 0 and 1; rounded, and at least one in each
+            part. A client with a single example keeps it for training.
         seed: seed of the split.
 
     Returns:
-        Two `Data` of the same clients. In the second, some may have no examples, and thus NaN in every metric.
+        `(training, validation)`: two `Data` of the same clients. In the second, some may have no examples, and thus NaN
+        in every metric.
 
     Raises:
         ValueError: the share is not between 0 and 1, or no client has two examples.

@@ -262,14 +262,14 @@ def from_table(
     >>> test, _ = data.from_table(np.eye(4)[:2], [1, 0], ["Lyon", "Bern"], classes=train.classes, names=names)
     >>> data.check_pair(train, test)
     """
-    found, rows = partition.by_name(client, "client")
+    found, rows = partition.rows_by_name(client, "client")
     rows_of = dict(zip(found, rows, strict=True))
     for a in jax.tree.leaves(x, is_leaf=lambda a: not is_tree(a)):
         if sum(map(len, rows)) != len(a):
             raise ValueError(f"client has {sum(map(len, rows))} rows, but x has {len(a)}")
     if names is not None:
         without = [name for name in names if name not in rows_of] if allow_empty else []
-        partition.match_names(list(names), found + without, "names", "client")
+        partition.check_same_names(list(names), found + without, "names", "client")
         rows = [rows_of.get(name, np.zeros(0, np.int64)) for name in names]
         found = list(names)
     options = (classes, class_names, keep_integers, allow_empty)

@@ -32,7 +32,7 @@ _ARRAYS = ("rejected", "xi", "snapshot_xi", "snapshot_distances")
 _UNFINISHED = ".orbax-checkpoint-tmp"
 """How orbax ends the name of a folder that it has not finished."""
 _METADATA = 2**17
-"""Bytes set aside for what a checkpoint holds besides its arrays."""
+"""Bytes reserved for the parts of a checkpoint that are not arrays."""
 
 
 class Checkpoint(NamedTuple):
@@ -61,7 +61,7 @@ class Checkpoints:
 
     Raises:
         TypeError: if `fingerprint` holds what JSON cannot represent.
-        ValueError: if there is a file in place of the folder.
+        ValueError: if `directory` is a file.
     """
 
     def __init__(self, directory: str | Path, fingerprint: dict[str, Any] | None, rows: int, keep: int = 3):
@@ -86,7 +86,7 @@ class Checkpoints:
         Raises:
             OSError: if this checkpoint, or the last one in the background, cannot be written.
         """
-        # The run goes on adding to its history while orbax's thread still reads them.
+        # The run continues to add to its history while orbax's thread reads it.
         result = dataclasses.replace(
             result, **{n: copy.deepcopy(getattr(result, n)) for n in (*_HISTORY, "metrics", *_ARRAYS)}
         )
@@ -157,13 +157,13 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _readable(self, done: int) -> Iterator[None]:
-        """Whatever the libraries below say of a file that is cut off or gone, say which checkpoint and the way out."""
+        """Turn the errors of other libraries on a truncated or missing file into one that names the checkpoint."""
         try:
             yield
         except Exception as error:  # json's, TensorStore's and orbax's own, which have nothing in common
             raise ValueError(
                 f"checkpoint {self._directory / str(done)} is damaged ({_brief(error)}). Remove this "
-                f"folder to go on from the checkpoint before it, or {self._directory} to start over."
+                f"folder to continue from the checkpoint before it, or {self._directory} to start over."
             ) from error
 
     @contextlib.contextmanager
@@ -212,7 +212,7 @@ def opened(checkpoint: Checkpoint | None, fingerprint: dict[str, Any], rows: int
 
     Args:
         checkpoint: where; its fingerprint is added to `fingerprint`.
-        fingerprint: what identifies the run besides.
+        fingerprint: what else identifies the run.
         rows: as in `Checkpoints`.
     """
     if checkpoint is None:

@@ -1,4 +1,4 @@
-"""Compiles what `run` will need before it needs it: the programs of several methods side by side, while one trains."""
+"""Compiles the programs of several methods in parallel, while one of them trains, before `run` needs them."""
 
 import contextlib
 import os

@@ -15,7 +15,7 @@ from fedamp_jax.engine.minibatches import take_batch
 from fedamp_jax.engine.task_checks import check_task, check_task_fits
 from fedamp_jax.placement.placement import is_spread
 from fedamp_jax.programs.jitted import Jitted
-from fedamp_jax.trees import per_client
+from fedamp_jax.trees import expand_dims_like
 from fedamp_jax.types import Algorithm, Array, Batch, Data, Task, Variables
 
 # Evaluated at once, of one client and of all: bounds the memory of activations, for ResNet18 to 3 GiB.
@@ -147,7 +147,7 @@ def _outputs(task: Task, variables: Variables, data: Data) -> Array:
         def outputs(b: Array) -> Array:
             batch = _block_of(client, b, block)
             made = task.predict(variables, batch.x).astype(jnp.float32)
-            return jnp.where(per_client(batch.mask, made), made, 0.0)
+            return jnp.where(expand_dims_like(batch.mask, made), made, 0.0)
 
         made = jax.lax.map(outputs, jnp.arange(blocks, dtype=jnp.int32))
         return made.reshape(-1, *made.shape[2:])[:n]

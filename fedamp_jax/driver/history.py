@@ -89,7 +89,7 @@ class Evaluation:
         metrics: for each metric of the task, `[M]` float32, its mean over each client's test data; NaN for a client
             without any.
         loss: mean training loss of the clients that trained in this round; NaN if none did.
-        info: what the round says of each client.
+        info: the round's `Info`, of each client.
         state: the algorithm's state. The next round takes over its memory: copy what is to be kept, or write it to a
             file.
         models: `models()` computes the personal models that were evaluated, `Variables` with leaves `[M, ...]`; on them
@@ -130,7 +130,7 @@ def observers_of(observe: Any) -> tuple[Observer, ...]:
 
 
 def record(result: Run, evaluation: Evaluation, observers: Sequence[Observer]) -> None:
-    """Add one evaluation to the history, with what the observers say of it."""
+    """Add one evaluation to the history, with the numbers that the observers return."""
     result.rounds.append(evaluation.round)
     result.metrics = {name: np.concatenate([a, evaluation.metrics[name][None]]) for name, a in result.metrics.items()}
     result.loss.append(evaluation.loss)

@@ -65,10 +65,9 @@ def run(
             device and versions the result is, bit for bit, that of a run never interrupted. `rounds` may have grown; a
             checkpoint of as many rounds or more is returned without training, hence with the evaluations that it has,
             and with a warning if it has no fingerprint. A checkpoint of other data, another `seed`, or another of the
-            numbers here that change results is refused. SIGINT and SIGTERM then finish the round and save it; a second
-            one stops at once.
+            numbers here that change results is refused.
         placement: where the clients live (see `fedamp_jax.placement`); None: where the data are.
-        state: go on from here, such as from an earlier run's `Run.state` or from `join`; it stays usable. Its rounds
+        state: continue from here, such as from an earlier run's `Run.state` or from `join`; it stays usable. Its rounds
             count: with `rounds=5` a state after 3 rounds is trained for 2 more, and is then, bit for bit, that of a run
             of 5. A checkpoint that is found is newer, and is used in its place. None: `algorithm.init`.
 
@@ -78,7 +77,9 @@ def run(
     Raises:
         ValueError: bad arguments, data that do not match, a checkpoint that is damaged or of other settings.
         MemoryError: see `round`.
-        Stopped: a signal came while there was a `checkpoint`; a kind of KeyboardInterrupt.
+        Stopped: SIGINT (Ctrl-C) or SIGTERM; a kind of KeyboardInterrupt. The round is finished, and saved if there is a
+            `checkpoint`, and `Stopped.result` is the `Run` so far. A second signal stops at once. Where several
+            processes compute together, signals are not handled.
         RoundError: see `round`.
 
     The same seed on the same device gives the same bits; on a GPU only within a process, as its compiler chooses
@@ -106,7 +107,7 @@ def run(
     check_loss_fits(task, train)
 
     key = jax.random.key(seed)
-    state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, key, train)
+    state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, train, key)
     if given and given >= rounds:
         raise ValueError(f"the state has seen {given} rounds, which count: rounds must be more, got {rounds}")
     metrics = {name: np.zeros((0, m), np.float32) for name in names}
@@ -118,7 +119,7 @@ def run(
         memory.explained(),
         opened(checkpoint, identity, place.rows(m)) as saved,
         # Several processes would have to agree on the round; each of them falls back on its last checkpoint instead.
-        StopOnSignal(saved is not None and jax.process_count() == 1) as asked,
+        StopOnSignal(jax.process_count() == 1, saves=saved is not None) as asked,
         contextlib.ExitStack() as stack,
     ):
         done = saved.restore(result) if saved else 0
@@ -144,7 +145,7 @@ def run(
             if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or over):
                 saved.save(k + 1, result)
             if asked.signal:
-                raise Stopped(asked.signal, k + 1, rounds)
+                raise Stopped(asked.signal, k + 1, rounds, result, saved is not None)
             if over:
                 break
     return result

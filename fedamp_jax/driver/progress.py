@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on."""
+"""The progress of a run, as a bar in a terminal or as lines elsewhere."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ _SECONDS = 5.0  # from one line to the next: a round of a small model takes mill
 
 
 def note_of(metric: Metric, scores: np.ndarray) -> str:
-    """What the progress bar says of a metric `[M]`: the mean over the clients that have test data."""
+    """The progress bar's note on a metric `[M]`: its mean over the clients that have test data."""
     mean = mean_of(scores)
     if np.isnan(mean):
         return ""
@@ -51,7 +51,7 @@ class Shown:
         self._bar.stop()
 
     def update(self, k: int, note: str | None) -> None:
-        """Round `k`, 1-based, is done; what `note_of` says of its main metric if it was evaluated."""
+        """Round `k`, 1-based, is done; `note_of` its main metric if it was evaluated."""
         fields: dict[str, Any] = {} if note is None else {"note": note}
         if k == self._first + 1 and note is None:
             fields = {"note": ""}  # no longer compiling

@@ -135,8 +135,8 @@ def scan_rounds(
     algorithm: Algorithm,
     state: Any,
     data: Data,
-    key: Array,
     rounds: int,
+    key: Array,
     *,
     participation: Participation | None = None,
     each: Callable[[Array, Any, Info], Any] | None = None,
@@ -147,8 +147,8 @@ def scan_rounds(
         algorithm: the method; its hyper-parameters may be tracers.
         state: before the first round.
         data: the training data.
-        key: of the run; round k uses the same keys as round k of `run` with it.
         rounds: how many, static.
+        key: of the run; round k uses the same keys as round k of `run` with it.
         participation: who takes part in a round; None: every client.
         each: `(key, state, info) -> tree`, collected after each round; the key is for `personalize`. None: the infos.
 
@@ -164,7 +164,7 @@ def scan_rounds(
     ... def loss(rate):
     ...     algorithm = fedamp_jax.fedavg(task, fedamp_jax.Solver(optax.sgd(rate), epochs=1))
     ...     state = algorithm.init(key, train)
-    ...     return fedamp_jax.scan_rounds(algorithm, state, train, key, 2)[1].loss.mean(axis=1)
+    ...     return fedamp_jax.scan_rounds(algorithm, state, train, 2, key)[1].loss.mean(axis=1)
     >>> jax.vmap(loss)(jnp.array([0.01, 0.1, 1.0])).shape
     (3, 2)
     """

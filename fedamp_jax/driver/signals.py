@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a long run: the round is finished and saved first; a second signal stops at once."""
+"""Ctrl-C and SIGTERM during a run: the current round is finished first; a second signal stops at once."""
 
 import os
 import signal
@@ -10,16 +10,21 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was asked to stop and has saved all that it did; run it again to continue.
+    """A signal stopped a run between two rounds.
+
+    A run with a checkpoint has saved all of its rounds: call it again to continue. Without one,
+    `run(..., state=stopped.result.state)` continues.
 
     Attributes:
         signal: number of the signal; a shell expects a process to end with 128 more.
-        done: rounds that are saved.
+        done: number of rounds that are done.
+        result: the `Run` after these rounds, with its history and its state.
     """
 
-    def __init__(self, number: int, done: int, rounds: int):
-        super().__init__(f"stopped by {signal.Signals(number).name} after round {done} of {rounds}; all of it is saved")
-        self.signal, self.done = number, done
+    def __init__(self, number: int, done: int, rounds: int, result: Any, saved: bool):
+        kept = "all of it is saved" if saved else "no checkpoint: the rounds so far are in `Stopped.result`"
+        super().__init__(f"stopped by {signal.Signals(number).name} after round {done} of {rounds}; {kept}")
+        self.signal, self.done, self.result = number, done, result
 
 
 class StopOnSignal:
@@ -34,13 +39,15 @@ class StopOnSignal:
 
     Args:
         enabled: False for a context that does nothing.
+        saves: whether the round will be saved, for the message to the user.
 
     Attributes:
         signal: number of the first signal, 0 if there was none.
     """
 
-    def __init__(self, enabled: bool = True):
+    def __init__(self, enabled: bool = True, saves: bool = True):
         self.signal = 0
+        self._first = "finished and saved" if saves else "finished"
         self._enabled = enabled and threading.current_thread() is threading.main_thread()
         self._count = 0
         self._before: dict[int, Any] = {}
@@ -79,7 +86,7 @@ class StopOnSignal:
             self.signal = self.signal or byte[0]
             if self._count == 1:
                 print(
-                    "\nStopping after this round, which is finished and saved first. A second signal stops at once.",
+                    f"\nStopping after this round, which is {self._first} first. A second signal stops at once.",
                     file=sys.stderr,
                 )
             elif not hasattr(sys, "ps1"):

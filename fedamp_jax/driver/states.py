@@ -1,4 +1,4 @@
-"""Clients that come when others have trained already."""
+"""Clients that join a federation after others have trained."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from fedamp_jax.trees import path_name
 from fedamp_jax.types import Algorithm, Array, Data
 
 
-def join(algorithm: Algorithm, key: Array, state: Any, train: Data, newcomers: Data) -> tuple[Any, Data]:
-    """The state and the data with further clients, who start as the method has it.
+def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Array) -> tuple[Any, Data]:
+    """Add clients to a state and its data. The method defines how newcomers start.
 
     A newcomer starts with the global model where there is one; with the mean of the others' models where the server
     mixes them (FedAMP, HeurFedAMP, FedFomo, pFedGraph); under the shared body with an initial head (FedPer, FedRep,
@@ -21,14 +21,14 @@ def join(algorithm: Algorithm, key: Array, state: Any, train: Data, newcomers: D
 
     Args:
         algorithm: the method. One that was made with a number for each client is made again, for all of them.
-        key: the key that `algorithm.init` had; of a `run`, `jax.random.key(seed)`.
         state: after any number of rounds; it stays usable.
         train: the clients of the state.
         newcomers: the training data of the further clients, not placed.
+        key: the key that `algorithm.init` had; of a `run`, `jax.random.key(seed)`.
 
     Returns:
         The state of all clients, the newcomers last, and their `Data`, placed as `train` is. `run(state=...)` and
-        `round` go on from there; `fine_tuned(task, solver, base=algorithm).personalize(key, state, everybody)` gives
+        `round` go on from there; `fine_tuned(task, solver, base=algorithm).personalize(key, state, clients)` gives
         newcomers a model of their own without another round.
 
     Raises:
@@ -43,14 +43,14 @@ def join(algorithm: Algorithm, key: Array, state: Any, train: Data, newcomers: D
     >>> key = jax.random.key(0)
     >>> state = algorithm.init(key, first)
     >>> state, info = fedamp_jax.round(algorithm, state, first, jax.random.fold_in(key, 0))
-    >>> state, everybody = join(algorithm, key, state, first, last)
-    >>> everybody.clients, int(state.round)
+    >>> state, clients = join(algorithm, state, first, last, key)
+    >>> clients.clients, int(state.round)
     (20, 1)
     """
     from fedamp_jax.data import concatenate
 
     check_type("algorithm", algorithm, Algorithm, "such as fedamp_jax.fedamp(task, solver, ...)")
-    check_state(algorithm, state, key, train)
+    check_state(algorithm, state, train, key)
     m, place = train.clients, train.placement
     together = concatenate(train, newcomers)
     before, after = (
@@ -59,15 +59,15 @@ def join(algorithm: Algorithm, key: Array, state: Any, train: Data, newcomers: D
     # A leaf has a row for each client just if it grows with them: a layer may be as wide as there are clients.
     grows = jax.tree.map(lambda a, b: a.shape != b.shape, before, after)
     old = jax.tree.map(lambda a, g: a[:m] if g else jnp.copy(a), state, grows)
-    everybody = place.place(together)
-    fresh = place.init(algorithm, key, everybody)
+    clients = place.place(together)
+    fresh = place.init(algorithm, key, clients)
     given = fresh if algorithm.join is None else algorithm.join(old, fresh)
 
     def joined(grows: bool, old: Array, given: Array, fresh: Array) -> Array:
         a = jnp.concatenate([old, given[m:]]) if grows else old
         return jax.device_put(a, fresh.sharding) if fresh.committed else a
 
-    return jax.tree.map(joined, grows, old, given, fresh), everybody
+    return jax.tree.map(joined, grows, old, given, fresh), clients
 
 
 def _shapes(algorithm: Algorithm, key: Array, data: Data) -> Any:
@@ -81,7 +81,7 @@ def _shapes(algorithm: Algorithm, key: Array, data: Data) -> Any:
         ) from None
 
 
-def check_state(algorithm: Algorithm, state: Any, key: Array, data: Data) -> Any:
+def check_state(algorithm: Algorithm, state: Any, data: Data, key: Array) -> Any:
     """Checks that a state is of this algorithm and these clients, and returns its shapes as they are placed.
 
     Raises:
@@ -106,7 +106,7 @@ def check_state(algorithm: Algorithm, state: Any, key: Array, data: Data) -> Any
     return wanted
 
 
-def continued(algorithm: Algorithm, state: Any, key: Array, data: Data) -> tuple[Any, int]:
+def continued(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any, int]:
     """A copy of a state, placed with the data, as rounds donate it; and how many rounds it has seen.
 
     Raises:
@@ -117,5 +117,5 @@ def continued(algorithm: Algorithm, state: Any, key: Array, data: Data) -> tuple
         sharding = getattr(like, "sharding", None)
         return jnp.copy(a) if sharding is None else jax.device_put(jnp.copy(a), sharding)
 
-    made = jax.tree.map(placed, state, check_state(algorithm, state, key, data))
+    made = jax.tree.map(placed, state, check_state(algorithm, state, data, key))
     return made, int(getattr(state, "round", 0))

@@ -1,8 +1,10 @@
 """What a method is made of: training of one client and of all, what a server computes, validation data.
 
-`docs/write_a_method.md` builds a method from these.
+This is the interface for authors of methods: `docs/write_a_method.md` and `fedamp_jax.algorithms` import nothing else
+of the engine.
 """
 
+from fedamp_jax.checks import check_number
 from fedamp_jax.engine import server
 from fedamp_jax.engine.clients import (
     at_home,
@@ -14,10 +16,10 @@ from fedamp_jax.engine.clients import (
     resample_epochs,
     stream,
 )
-from fedamp_jax.engine.hyperparameters import at_round, per_client
-from fedamp_jax.engine.minibatches import for_each_minibatch, full_gradient, mean_loss
+from fedamp_jax.engine.hyperparameters import at_round, broadcast_to_clients
+from fedamp_jax.engine.minibatches import for_each_minibatch, full_gradient, mean_loss, share_of
 from fedamp_jax.engine.solver import Local, Penalty, Prox, Solver, check_parts, solve
-from fedamp_jax.engine.validation import cross_losses, holdout
+from fedamp_jax.engine.validation import cross_losses, split_client
 
 __all__ = [
     "Local",
@@ -26,20 +28,22 @@ __all__ = [
     "Solver",
     "at_home",
     "at_round",
+    "broadcast_to_clients",
+    "check_number",
     "check_parts",
     "cross_losses",
     "draw_epochs",
     "for_each_client",
     "for_each_minibatch",
     "full_gradient",
-    "holdout",
     "init_clients",
     "init_model",
     "init_optimizer",
     "mean_loss",
-    "per_client",
     "resample_epochs",
     "server",
+    "share_of",
     "solve",
+    "split_client",
     "stream",
 ]

@@ -13,16 +13,16 @@ from fedamp_jax.trees import all_finite, broadcast, check_float32, partition
 from fedamp_jax.types import Array, Data, Info, PyTree, Task, Variables
 
 
-def stream(key: Array, name: str) -> Array:
+def stream(name: str, key: Array) -> Array:
     """A key for the random numbers called `name`, independent of those of other names and of `fold_in` of counters.
 
-    >>> bool(stream(jax.random.key(0), "support") == stream(jax.random.key(0), "epochs"))
+    >>> bool(stream("support", jax.random.key(0)) == stream("epochs", jax.random.key(0)))
     False
     """
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def draw_epochs(solver: Solver, keys: Array, online: Array) -> Array:
+def draw_epochs(solver: Solver, online: Array, keys: Array) -> Array:
     """Local epochs of this round, `[M]` int32, from each client's own key; 0 for a client that is offline."""
     low, high = solver.epochs_range
     if low == high:  # a generator of random numbers is what takes XLA longest to compile here
@@ -31,9 +31,9 @@ def draw_epochs(solver: Solver, keys: Array, online: Array) -> Array:
     return jnp.where(online, draw, 0)
 
 
-def resample_epochs(solver: Solver, key: Array, epochs: Array) -> Array:
+def resample_epochs(solver: Solver, epochs: Array, key: Array) -> Array:
     """Epochs of a second training in a round, `[]` int32, for ONE client that trains `epochs` in the first one."""
-    return draw_epochs(solver, stream(key, "epochs")[None], epochs[None] > 0)[0]
+    return draw_epochs(solver, epochs[None] > 0, stream("epochs", key)[None])[0]
 
 
 def at_home(data: Data) -> Data:
@@ -42,20 +42,20 @@ def at_home(data: Data) -> Data:
 
 
 def for_each_client(
-    solver: Solver, key: Array, data: Data, local: Callable[..., tuple[Any, Array]], keep: Any, *args: Any
+    solver: Solver, data: Data, local: Callable[..., tuple[Any, Array]], keep: Any, *args: Any, key: Array
 ) -> tuple[Any, Info]:
     """Run `local` for every client that is online, as many side by side as `data.placement` says.
 
     Args:
         solver: for the number of epochs.
-        key: the round's key; a client's is derived from it and the client's id, so nothing depends on the order of the
-            clients, on the chunk or on which others take part.
         data: all clients' data.
         local: `(key, client, epochs, keep_i, *args_i) -> (new keep_i, loss)` for ONE client. It may close over what
             all clients share, such as a global model.
         keep: a tree with leaves `[M, ...]`, which `local` replaces. A client that is offline, or whose result is not
             finite, keeps its row: a NaN is selected away here and spreads to no other client.
         *args: further trees with leaves `[M, ...]` of which `local` gets its client's rows.
+        key: the round's key; a client's is derived from it and the client's id, so nothing depends on the order of the
+            clients, on the chunk or on which others take part.
 
     Returns:
         The new `keep`, and `Info` without `xi` and `error`.
@@ -64,19 +64,19 @@ def for_each_client(
     >>> train, test, groups = fedamp_jax.data.federation("digits")
     >>> solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=(1, 3))
     >>> count = lambda key, client, epochs, seen: (seen + epochs * client.size, jax.numpy.float32(0))
-    >>> seen, info = for_each_client(solver, jax.random.key(0), train, count, jax.numpy.zeros(20, "int32"))
+    >>> seen, info = for_each_client(solver, train, count, jax.numpy.zeros(20, "int32"), key=jax.random.key(0))
     >>> bool((seen == info.epochs * train.size).all())
     True
     """
     keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(data.id)
-    epochs = draw_epochs(solver, keys[:, 0], data.online)
+    epochs = draw_epochs(solver, data.online, keys[:, 0])
     transmit = data.placement.transmit
 
     def one(out: tuple, key: Array, client: Data, epochs: Array, *args_i: Any) -> tuple[Any, Array, Array]:
         keep_i, _, _ = out
         new, loss = local(key, client, epochs, keep_i, *args_i)
         if transmit is not None:
-            new = transmit(stream(key, "transmit"), client, new)
+            new = transmit(stream("transmit", key), client, new)
         fine = all_finite(new)
         took_part = epochs > 0
         chosen = jax.tree.map(lambda a, b: jnp.where(fine & took_part, a, b), new, keep_i)
@@ -109,7 +109,7 @@ def init_optimizer(solver: Solver, params: PyTree, trainable: PyTree | None = No
     return jax.vmap(lambda p: optimizer.init(partition(p, trainable)[0]))(params)
 
 
-def init_clients(task: Task, solver: Solver, key: Array, data: Data, *, common: bool = True) -> Local:
+def init_clients(task: Task, solver: Solver, data: Data, key: Array, *, common: bool = True) -> Local:
     """`Local [M]` before the first round: one initial model for all clients, or one of each client's own."""
     shared = init_model(task, key)
     variables = broadcast(shared, data.y.shape[0])

@@ -16,11 +16,11 @@ def at_round(value: Any, k: Array) -> Array:
         return jnp.asarray(value(k), jnp.float32)
 
 
-def per_client(name: str, value: Array, data: Data) -> Array:
-    """`value [] or [data.clients]` as `[M]` float32, padding clients included.
+def broadcast_to_clients(name: str, value: Array, data: Data) -> Array:
+    """`value [] or [data.clients]` as `[M]`, one number for each client; 0 for padding clients of an array.
 
     Raises:
-        ValueError: if there are not as many numbers as clients; `name` is what they are called.
+        ValueError: if the number of values is not the number of clients; the message calls them `name`.
     """
     m = data.y.shape[0]
     if value.ndim == 0:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedamp_jax.programs.jaxpr import repeat
-from fedamp_jax.trees import per_client, take
+from fedamp_jax.trees import expand_dims_like, take
 from fedamp_jax.types import Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -24,14 +24,14 @@ class Batching(Protocol):
         ...
 
 
-def minibatch_order(key: Array, size: Array, epochs: int, width: int) -> Array:
+def minibatch_order(size: Array, epochs: int, width: int, key: Array) -> Array:
     """Row numbers in the order in which each pass reads them, `[epochs, width]` int32; real rows come first.
 
     Args:
-        key: a key for these passes.
         size: `[]` int32, the client's number of examples.
         epochs: number of passes.
         width: at least the padded length of the client's data; padding rows come last.
+        key: a key for these passes.
     """
 
     def one_pass(k: Array) -> Array:
@@ -47,17 +47,17 @@ def take_batch(client: Data, rows: Array, real: Array) -> Batch:
     """The examples `rows [B]` of ONE client as a `Batch`; where `real [B]` is False, row 0 is read and masked."""
     inside = jnp.where(real, rows, 0)
     x, y = take(client.x, inside), client.y[inside]
-    y = jnp.where(per_client(real, y), y, jnp.zeros((), y.dtype))
+    y = jnp.where(expand_dims_like(real, y), y, jnp.zeros((), y.dtype))
     n = jnp.asarray(client.y.shape[0], rows.dtype)
     return Batch(x, y, real, client.classes, jnp.where(real, rows, n))
 
 
 def for_each_minibatch(
     solver: Batching,
-    key: Array,
     client: Data,
     step: Callable[[Any, Batch, Array], Any],
     carry: Any,
+    key: Array,
     *,
     epochs: Array | int = 1,
     shuffle: bool = True,
@@ -68,10 +68,10 @@ def for_each_minibatch(
 
     Args:
         solver: batch size, and with `shuffle` the largest number of epochs.
-        key: the client's key of this round, of which order and steps use keys of their own.
         client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
         step: `(carry, batch, key) -> carry`; the key is this step's.
         carry: a tree of arrays, whose shapes and dtypes stay the same.
+        key: the client's key of this round, of which order and steps use keys of their own.
         epochs: `[]` int32, at most `solver.max_epochs` with `shuffle`; 0 returns `carry`.
         shuffle: read the examples in a new random order in each pass, or in the order in which they are stored.
 
@@ -83,7 +83,7 @@ def for_each_minibatch(
     >>> client = jax.tree.map(lambda a: a[0], train)
     >>> solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=2, batch_size=32)
     >>> count = lambda total, batch, key: total + batch.mask.sum(dtype="int32")
-    >>> seen, steps = for_each_minibatch(solver, jax.random.key(0), client, count, jax.numpy.int32(0), epochs=2)
+    >>> seen, steps = for_each_minibatch(solver, client, count, jax.numpy.int32(0), jax.random.key(0), epochs=2)
     >>> int(seen) == 2 * int(client.size), int(steps)
     (True, 6)
     """
@@ -91,7 +91,7 @@ def for_each_minibatch(
     key_order, key_steps, _ = jax.random.split(key, 3)
     per_pass = (client.size + width - 1) // width
     padded = -(-client.y.shape[0] // width) * width
-    order = minibatch_order(key_order, client.size, solver.max_epochs, padded) if shuffle else None
+    order = minibatch_order(client.size, solver.max_epochs, padded, key_order) if shuffle else None
 
     def one(t: Array, carry: Any) -> Any:
         first = (t % per_pass) * width
@@ -123,11 +123,11 @@ def mean_loss(task: Task, solver: Batching, client: Data, variables: Variables) 
         return total + share_of(batch, client) * task.loss(variables, batch, key)[0]
 
     total = jnp.zeros((), jnp.float32)
-    return for_each_minibatch(solver, jax.random.key(0), client, add, total, shuffle=False)[0]
+    return for_each_minibatch(solver, client, add, total, jax.random.key(0), shuffle=False)[0]
 
 
 def full_gradient(
-    task: Task, solver: Batching, key: Array, client: Data, variables: Variables
+    task: Task, solver: Batching, client: Data, variables: Variables, key: Array
 ) -> tuple[PyTree, PyTree, Array]:
     """Gradient of the mean loss over ALL of one client's data: `(gradient, new stats, loss [])`.
 
@@ -145,4 +145,4 @@ def full_gradient(
 
     zero = jax.tree.map(jnp.zeros_like, variables.params)
     carry = (zero, variables.stats, jnp.zeros((), jnp.float32))
-    return for_each_minibatch(solver, key, client, add, carry, shuffle=False)[0]
+    return for_each_minibatch(solver, client, add, carry, key, shuffle=False)[0]

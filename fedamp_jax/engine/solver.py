@@ -48,7 +48,7 @@ class Solver:
     Attributes:
         optimizer: an optax optimizer, or a function `round [] int32 -> optimizer` for learning rates that follow a
             schedule of the round. A schedule inside an optax optimizer counts steps, and from 0 again in each round
-            unless `keep_optimizer`; there is a warning where it is told.
+            unless `keep_optimizer`; a warning says so where it can be detected.
         epochs: passes over the client's data in a round; a pair `(low, high)` draws a whole number uniformly from
             `low..high` for each client and round (the paper's heterogeneous training: `(1, 19)`).
         batch_size: examples per step. The last batch of a pass holds what is left.
@@ -120,13 +120,16 @@ _AHEAD = (0, 1, 10, 1_000, 100_000)  # steps
 
 
 def _schedule_restarts(optimizer: Any) -> bool:
-    """Whether an optimizer has a schedule of its steps that is not constant, as far as optax's own state tells it.
+    """Whether an optimizer has a schedule of its steps that is not constant, as far as optax's own state shows.
 
     The count alone is set ahead, so that Adam's, which corrects its bias by another, is not taken for a schedule.
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         return False
-    is_schedule = lambda s: isinstance(s, (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState))  # noqa: E731
+
+    def is_schedule(s: Any) -> bool:
+        return isinstance(s, (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState))
+
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         try:
             # By shapes first: a solver that is made before `split_cpu` must not start JAX on the whole CPU.
@@ -139,7 +142,7 @@ def _schedule_restarts(optimizer: Any) -> bool:
                 states = [jax.tree.map(lambda s, n=n: _ahead(s, n), state, is_leaf=is_schedule) for n in _AHEAD]
                 steps = [jax.tree.leaves(optimizer.update(one, state, one)[0])[0] for state in states]
                 return any(bool(jnp.any(step != steps[0])) for step in steps)
-        except Exception:  # a transformation that needs other parameters, or a traced rate: nothing can be told
+        except Exception:  # a transformation that needs other parameters, or a traced rate: unknown
             return False
 
 
@@ -178,9 +181,9 @@ class Local(NamedTuple):
 def solve(
     task: Task,
     solver: Solver,
-    key: Array,
     client: Data,
     start: Variables,
+    key: Array,
     *,
     epochs: Array | int,
     k: Array,
@@ -194,9 +197,9 @@ def solve(
     Args:
         task: the model and its loss.
         solver: optimizer, batch size.
-        key: the client's key of this round.
         client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
         start: where training starts; float32 parameters.
+        key: the client's key of this round.
         epochs: `[]` int32, passes over the data; 0 returns `start`.
         k: `[]` int32, the round.
         penalty: a further term of the objective, such as `Prox`; its gradient is added to the loss's.
@@ -233,7 +236,7 @@ def solve(
         return optax.apply_updates(trained, updates), stats, opt_state, total + value
 
     carry = (trained, start.stats, opt_state, jnp.zeros((), jnp.float32))
-    carry, steps = for_each_minibatch(solver, key, client, step, carry, epochs=epochs, shuffle=solver.shuffle)
+    carry, steps = for_each_minibatch(solver, client, step, carry, key, epochs=epochs, shuffle=solver.shuffle)
     trained, stats, opt_state, total = carry
     local = Local(Variables(combine(trained, frozen), stats), opt_state if solver.keep_optimizer else ())
     return local, total / jnp.maximum(steps, 1).astype(jnp.float32)

@@ -16,7 +16,7 @@ _ROWS = 2  # of the batch that is traced
 
 
 def check_task(task: Any) -> Variables:
-    """Checks what can be told of a task without data, and returns the shapes of its model.
+    """Checks a task as far as possible without data, and returns the shapes of its model.
 
     Raises:
         TypeError: if it is no `Task`, `init` does not return `Variables` of float32 parameters, or `metrics` is no

@@ -12,29 +12,29 @@ from fedamp_jax.trees import take
 from fedamp_jax.types import Array, Data, Task, Variables
 
 
-def holdout(key: Array, client: Data, share: float) -> tuple[Data, Data]:
-    """ONE client's examples divided at random into two sets: `(first, rest)`, such as validation and training data.
+def split_client(client: Data, share: float, key: Array) -> tuple[Data, Data]:
+    """Split ONE client's examples at random into training and validation data, inside a compiled round.
 
-    It is traced, for algorithms; `fedamp_jax.data.hold_out` divides the data of all clients before a run, and returns
-    the part to train on first.
+    `fedamp_jax.data.hold_out` splits the data of all clients before a run.
 
     Args:
-        key: the same key gives the same division; for one that stays over rounds take a key that does.
         client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
-        share: of the examples that go to the first set, in (0, 1). Both sets get at least one example; those of a
-            client with a single one are the same, and those of a client without any are empty.
+        share: of the examples that are for validation, in (0, 1). Both sets get at least one example; those of a client
+            with a single one are the same, and those of a client without any are empty.
+        key: the same key gives the same split; a split that all rounds share needs a key that does not change.
 
     Returns:
-        Two clients like `client`, with the padding length of the whole.
+        `(training, validation)`: two clients like `client`, padded to the same length.
 
     >>> import fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
-    >>> first, rest = holdout(jax.random.key(0), jax.tree.map(lambda a: a[0], train), 0.2)
-    >>> int(first.size), int(rest.size)
-    (14, 56)
+    >>> client = jax.tree.map(lambda a: a[0], train)
+    >>> training, validation = split_client(client, 0.2, jax.random.key(0))
+    >>> int(training.size), int(validation.size)
+    (56, 14)
     """
     n = client.y.shape[0]
-    draw = jax.random.uniform(stream(key, "holdout"), (n,), jnp.float32)
+    draw = jax.random.uniform(stream("holdout", key), (n,), jnp.float32)
     rows = jnp.argsort(jnp.where(jnp.arange(n) < client.size, draw, jnp.inf))
     wanted = jnp.round(share * client.size.astype(jnp.float32)).astype(jnp.int32)
     least = jnp.minimum(client.size, 1)
@@ -44,7 +44,7 @@ def holdout(key: Array, client: Data, share: float) -> tuple[Data, Data]:
     def some(rows: Array, size: Array) -> Data:
         return client._replace(x=take(client.x, rows), y=client.y[rows], size=size)
 
-    return some(rows, count), some(behind, jnp.maximum(client.size - count, least))
+    return some(behind, jnp.maximum(client.size - count, least)), some(rows, count)
 
 
 def cross_losses(
@@ -59,7 +59,8 @@ def cross_losses(
         solver: for the batch size.
         data: all clients' data; rows of clients that are offline are 0 or what they would be.
         models: `Variables [M, ...]`.
-        examples: `client -> client`, which of ONE client's data count, such as the first part of `holdout`; None: all.
+        examples: `client -> client`, which of ONE client's data count, such as the second part of `split_client`; None:
+            all.
 
     >>> import jax, optax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")

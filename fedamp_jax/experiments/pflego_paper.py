@@ -127,9 +127,9 @@ def with_trained_heads(task: Task, solver: Solver, base: Algorithm, rate: float)
         head = head_mask(task, models.params)
 
         def local(key, client, epochs, mine):
-            params = head_steps(task, solver, key, client, mine, head, epochs - 1, jnp.float32(rate))
+            params = head_steps(task, solver, client, mine, head, epochs - 1, jnp.float32(rate), key)
             return Variables(params, mine.stats), jnp.zeros(())
 
-        return for_each_client(solver, key, at_home(data), local, models)[0]
+        return for_each_client(solver, at_home(data), local, models, key=key)[0]
 
     return base._replace(personalize=personalize)

@@ -95,7 +95,10 @@ def by_differences(flat: Array, scale: Array) -> Array:
     def block(start: Array | int, size: int) -> Array:
         rows = lax.dynamic_slice_in_dim(flat, start, size, axis=1) * scale[:, None]
         rows = jnp.pad(rows, ((0, tiles * tile - m), (0, 0))).reshape(tiles, tile, size)
-        two = lambda pair: jnp.sum(jnp.square(rows[pair[0]][:, None] - rows[pair[1]][None]), axis=-1)  # noqa: E731
+
+        def two(pair):
+            return jnp.sum(jnp.square(rows[pair[0]][:, None] - rows[pair[1]][None]), axis=-1)
+
         return lax.map(two, jnp.asarray(lower).T, batch_size=at_once)
 
     whole = width // _BLOCK

@@ -99,7 +99,7 @@ def _numbers(bits: Array, dtype) -> Array:
 
 
 def _rows(x: Array, size: Sequence[int], strides: Sequence[int], pads: Pads, height: int, width: int) -> list[Array]:
-    """For each row of the kernel what its taps meet: `[B * H' * W', l * I]`."""
+    """For each row of the kernel, the inputs of its taps: `[B * H' * W', l * I]`."""
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in pads), (0, 0, 0)])
     taps = [x[:, :, j : j + (width - 1) * strides[1] + 1 : strides[1]] for j in range(size[1])]
     x = jnp.concatenate(taps, -1)

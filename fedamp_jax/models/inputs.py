@@ -61,7 +61,7 @@ class Inputs:
         self.sample: PyTree = sample if several else jax.ShapeDtypeStruct(tuple(sample), dtype)
 
     def example(self, rows: int = 1) -> PyTree:
-        """Zeros in the place of so many examples, leaves `[rows, ...]`."""
+        """`rows` examples of zeros, leaves `[rows, ...]`."""
         return jax.tree.map(lambda a: jnp.zeros((rows, *a.shape), a.dtype), self.sample)
 
     def input(self, x: PyTree) -> PyTree:

@@ -61,7 +61,10 @@ class _Module:
             return state
 
         leaves, tree = jax.tree.flatten(self.rngs)
-        is_key = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)  # noqa: E731
+
+        def is_key(a: Any) -> bool:
+            return jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+
         streams = [
             jax.random.fold_in(key, i) if is_key(a) else jnp.zeros(a.shape, a.dtype) for i, a in enumerate(leaves)
         ]
@@ -98,7 +101,7 @@ def from_nnx(
 ) -> Task:
     """Makes a `Task` from a Flax nnx module.
 
-    The module's `__call__` takes `x`, and may take `mask` (`[B]` bool, True for real rows), which goes on to
+    The module's `__call__` takes `x`, and may take `mask` (`[B]` bool, True for real rows), which is passed to
     `nnx.BatchNorm` as `mask=mask[:, None]`. It trains as after `module.train()` and predicts as after `module.eval()`.
     `nnx.Param` is trained, `nnx.BatchStat` becomes `Variables.stats`, and generators, such as those of dropout, follow
     the key of each step.

@@ -115,8 +115,10 @@ class InHostMemory(Placement):
         def step(out_i: Any, row: Any, some: Any) -> Any:
             return lax.map(fn(row), some)
 
+        def fill(a: Any) -> Any:
+            return jnp.concatenate([a, jnp.broadcast_to(a[-1:], (-m % chunk, *a.shape[1:]))])
+
         # One program for all blocks of columns: a block is an argument that every chunk of rows gets whole.
-        fill = lambda a: jnp.concatenate([a, jnp.broadcast_to(a[-1:], (-m % chunk, *a.shape[1:]))])  # noqa: E731
         columns = jax.tree.map(fill, columns)
         blocks = [jax.tree.map(lambda a, c=c: a[c : c + chunk], columns) for c in range(0, m, chunk)]
         out = jnp.zeros((m, chunk), jnp.float32)

@@ -217,7 +217,10 @@ class OnMesh(Placement):
 
     def settle(self, state: Any, rows: int) -> Any:
         """Leaves `[rows, ...]` lie with their clients, the rest on every device."""
-        spec = lambda a: (AXIS,) if a.ndim and a.shape[0] == rows else ()  # noqa: E731
+
+        def spec(a: Any) -> tuple[str, ...]:
+            return (AXIS,) if a.ndim and a.shape[0] == rows else ()
+
         return jax.tree.map(lambda a: lax.with_sharding_constraint(a, self._sharding(*spec(a))), state)
 
     def replicate(self, tree: Any) -> Any:
@@ -240,7 +243,10 @@ class OnMesh(Placement):
 
             def turn(t: Any, carry: tuple) -> tuple:
                 visiting, out = carry
-                step = lambda _, row: lax.map(fn(row), visiting)  # noqa: E731
+
+                def step(_: Any, row: Any) -> Any:
+                    return lax.map(fn(row), visiting)
+
                 block = in_chunks(step, chunk, work, jnp.zeros((own, own), jnp.float32), rows)
                 out = lax.dynamic_update_slice(out, block, (jnp.int32(0), (first + t) % turns * own))
                 # Every device hands the models that visit it on to the device before it.

@@ -61,7 +61,7 @@ class Placement:
         if self.transmit is not None and not callable(self.transmit):
             raise TypeError(f"transmit must be a function (key, client, update) -> update, got {self.transmit!r}")
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def platform(self) -> str:
@@ -175,8 +175,7 @@ class Placement:
             return self
         if self.platform == "tpu":
             room = sys.maxsize  # what its compiler accepts does fit, even if the sizes in its analysis add up to more
-        limited = lambda chunk: need(dataclasses.replace(self, chunk=chunk))  # noqa: E731
-        chunk = memory.largest_chunk(limited, chosen, room)
+        chunk = memory.largest_chunk(lambda chunk: need(dataclasses.replace(self, chunk=chunk)), chosen, room)
         return self if chunk is None else dataclasses.replace(self, chunk=chunk)
 
     # --- the verbs of a method ----------------------------------------------------------------------------------------
@@ -293,7 +292,7 @@ def expand(tree: Any) -> Any:
 def refuse_spread(tree: Any) -> None:
     """Refuse arrays that are spread over several devices, where a placement expects them on one.
 
-    XLA would partition the program by itself, and gather all models on every device without a word.
+    XLA would partition the program by itself, and silently gather all models on every device.
 
     Raises:
         ValueError: if there is one; it says how to place data.

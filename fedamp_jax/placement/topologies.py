@@ -1,4 +1,4 @@
-"""Accelerators that need not be here: their compilers run on any machine, and tell what a program would take there."""
+"""Meshes of accelerators that are not attached: their compilers run on any machine and estimate a program's cost."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from fedamp_jax.placement.mesh import AXIS
 from fedamp_jax.programs.accelerators import ACCELERATORS
 
-# What XLA's GPU backend wants to know of a device that it cannot ask.
+# The properties that XLA's GPU backend needs of a device that is not attached.
 _H100 = """
 gpu_device_info {
   name: "NVIDIA H100 80GB HBM3"  device_vendor: "NVIDIA Corporation"  platform_version: "Compute Capability 9.0a"
@@ -37,7 +37,7 @@ _NO_TPU_HERE = {
 
 
 def topology(name: str) -> Mesh:
-    """A mesh of accelerators to compile programs for, which need not be here. Nothing can be run on it.
+    """A mesh of accelerators that need not be attached, to compile programs for. Nothing can be run on it.
 
     Args:
         name: such as `"v5e:2x4"`, eight TPU v5e, or `"h100"`, `"h100:2"`, which takes the pip package

@@ -140,4 +140,4 @@ def _repetitions(loop: str, condition: list[str]) -> int:
     constants = set(re.findall(r"constant\((\d+)\)", "\n".join(condition)))
     if len(constants) == 1:
         return int(constants.pop())
-    raise ValueError(f"it cannot be told how often this loop runs: {loop[:200]}")
+    raise ValueError(f"the number of iterations of this loop is unknown: {loop[:200]}")

@@ -52,7 +52,7 @@ def inside(eqn: Any) -> list[Any]:
 
 
 class OneClient:
-    """What can be told of a function of ONE client by tracing it, which is done when it is first asked for.
+    """Properties of a function of ONE client, found by tracing it when the first of them is read.
 
     >>> import jax.numpy as jnp
     >>> client = OneClient(lambda x, w: x @ w, jnp.ones((5, 100)), jnp.ones((5, 100)))

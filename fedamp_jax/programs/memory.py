@@ -61,7 +61,7 @@ def room(device: Any) -> int | None:
 
 
 def side_by_side(room: int, standing: int, peak: int) -> int:
-    """How many clients fit side by side into a device, from what can be told before compiling.
+    """How many clients fit side by side into a device, estimated before compiling.
 
     Args:
         room: bytes of the device.
@@ -114,7 +114,7 @@ def explained(taken: Callable[[], Need | None] | None = None) -> Iterator[None]:
     """XLA's "out of memory" as a MemoryError that says what to do, with the estimate of `taken` if there is one.
 
     Raises:
-        MemoryError: in place of a JaxRuntimeError of status RESOURCE_EXHAUSTED.
+        MemoryError: instead of a JaxRuntimeError of status RESOURCE_EXHAUSTED.
     """
     try:
         yield

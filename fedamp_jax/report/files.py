@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import jax
 
 from fedamp_jax import analysis
+from fedamp_jax.files import replace_file
 from fedamp_jax.report.schema import (
     KINDS,
     Head,
@@ -113,18 +114,9 @@ def p_value(a: Row, b: Row) -> float | None:
 
 def replace(path: str | os.PathLike[str], content: bytes) -> Path:
     """Write a file atomically, creating its folder; returns the path. Of several processes, only the first writes."""
-    path = Path(path)
     if jax.distributed.is_initialized() and jax.process_index() > 0:
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The name is the same in every process, so that what a killed process left is overwritten by the next.
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    try:
-        unfinished.write_bytes(content)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+        return Path(path)
+    return replace_file(path, content)
 
 
 COLUMNS = ["method", "round", "mean_accuracy", "loss", "in_group_weight", "ari"]

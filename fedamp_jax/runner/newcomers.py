@@ -75,7 +75,7 @@ class Newcomers:
         """
         algorithm, key = self.algorithms[name], jax.random.key(seed)
         train = placement.place(train)
-        state, everybody = fedamp_jax.join(algorithm, key, result.state, train, self.clients.train)
+        state, everybody = fedamp_jax.join(algorithm, result.state, train, self.clients.train, key)
         adapted = fedamp_jax.fine_tuned(task, self.solver, base=algorithm)
         test, m, use = placement.place(self.test), train.clients, last_key(seed, result)
         ids = np.asarray(self.clients.train.id)

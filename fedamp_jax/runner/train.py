@@ -253,8 +253,7 @@ def save_models(run: Run, name: str, result: fedamp_jax.Run) -> None:
         "settings": provenance.settings_of(run.options),
     }
     if jax.process_index() == 0:
-        run.models(name).parent.mkdir(parents=True, exist_ok=True)
-        fedamp_jax.save(run.models(name), run.prepared.task, models, names=ids.tolist(), about=about)
+        fedamp_jax.save_models(run.models(name), run.prepared.task, models, names=ids.tolist(), about=about)
 
 
 def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:

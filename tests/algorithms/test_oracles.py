@@ -18,7 +18,6 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Solver, attention, engine
 from fedamp_jax.engine.minibatches import minibatch_order
-from fedamp_jax.engine.validation import holdout
 from tests.oracles import apfl as o_apfl
 from tests.oracles import ditto as o_ditto
 from tests.oracles import fedamp as o_fedamp
@@ -78,10 +77,10 @@ class World(NamedTuple):
         return self.data._replace(x=jnp.asarray(x), online=jnp.array(self.online(k)))
 
     def split(self, key, i, share):
-        """Row numbers of client i's two parts under `holdout`."""
+        """Row numbers of client i's training and validation part under `split_client`."""
         client = jax.tree.map(lambda a: a[i], self.data)
         numbers = jnp.arange(len(client.y), dtype=jnp.int32)
-        return [np.asarray(part.x)[: int(part.size)] for part in held_out(key, client._replace(x=numbers), share)]
+        return [np.asarray(part.x)[: int(part.size)] for part in split_client(client._replace(x=numbers), share, key)]
 
     def steps(self, k):
         """The minibatches of round k of a method that trains once on all of a client's data."""
@@ -114,13 +113,13 @@ class World(NamedTuple):
             n = len(client["y"]) if sizes is None else sizes[i]
             padded = -(-self.data.y.shape[1] // BATCH) * BATCH
             order = jax.random.split(self.phase_key(key, i, phase))[0]
-            order = np.asarray(order_of(order, jnp.int32(n), epochs, padded))
+            order = np.asarray(order_of(jnp.int32(n), epochs, padded, order))
             result.append([row[b : min(b + BATCH, n)] for row in order for b in range(0, n, BATCH)])
         return result
 
 
-order_of = jax.jit(minibatch_order, static_argnums=(2, 3))
-held_out = jax.jit(holdout, static_argnums=2)
+order_of = jax.jit(minibatch_order, static_argnums=(1, 2))
+split_client = jax.jit(engine.split_client, static_argnums=1)
 
 
 def world(sizes=(7, 3, 10), classes=(3, 2, 3), kinds=2):
@@ -292,7 +291,7 @@ def test_fedfomo(stats):
     algorithm = fedamp_jax.fedfomo(TASK, solver(optimizer=SGD), validation=0.3, split_seed=5, stats=stats)
     state, infos = play(algorithm, w)
     parts = [w.split(jax.random.fold_in(jax.random.key(5), i), i, 0.3) for i in range(3)]
-    validation, training = zip(*parts)
+    training, validation = zip(*parts)
 
     def steps(k):
         local = w.batches(w.key(k), sizes=[len(rows) for rows in training])
@@ -445,7 +444,7 @@ def test_fedrecon(stats):
     state, _ = play(algorithm, w)
 
     def phases(k):
-        parts = [w.split(w.phase_key(w.key(k), i), i, 0.5) for i in range(3)]
+        parts = [w.split(w.phase_key(w.key(k), i), i, 0.5)[::-1] for i in range(3)]  # support set, query set
         assert [(len(a), len(b)) for a, b in parts] == [(4, 3), (2, 1), (1, 1)]  # round(3.5) is 4, half to even
         assert not any({*a} & {*b} for a, b in parts[:2])
         result = []

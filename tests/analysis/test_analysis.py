@@ -1,4 +1,4 @@
-"""Metrics compared with values computed by hand. Each docstring names wrong implementations that the test catches."""
+"""Results compared with values computed by hand. Each docstring names wrong implementations that the test catches."""
 
 import itertools
 

@@ -305,7 +305,7 @@ def test_what_a_killed_process_left_is_written_over(tmp_path):
     Failed when the unfinished file was named after the process.
     """
     path, die = tmp_path / "results.json", "import os; os.replace = lambda *names: os._exit(9);"
-    program = f"{die} from fedamp_jax.experiments import report; report.write_json(dict(a=1), {str(path)!r})"
+    program = f"{die} from fedamp_jax.report import files; files.write_json(dict(a=1), {str(path)!r})"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
     assert len(os.listdir(tmp_path)) == 1 and not path.exists()
     files.write_json({"a": 2}, path)

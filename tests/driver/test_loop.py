@@ -5,6 +5,7 @@ import gc
 import itertools
 import logging
 import os
+import signal
 import threading
 
 import chex
@@ -216,6 +217,34 @@ def test_training_that_diverges_everywhere_is_reported():
     with pytest.warns(RuntimeWarning, match="every client of a round.*lower the learning rate") as warned:
         fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)
     assert [w.filename for w in warned] == [__file__]  # not a line of the package
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_stopped_run_hands_over_what_it_did(number, saves, tmp_path):
+    """Its history and a state that continues, bit for bit. Failed when only runs with a checkpoint heeded signals."""
+
+    def stop(seen):
+        if seen.round == 2:
+            signal.raise_signal(number)
+
+    clients = federation()
+    start = functools.partial(fedamp_jax.run, TASK, SEPARATE, clients, clients, rounds=4, progress=False)
+    handlers = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(KeyboardInterrupt, match=f"stopped by {number.name} after round 2 of 4") as stopped:
+            start(observe=stop, checkpoint=Checkpoint(tmp_path) if saves else None)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        for n, handler in handlers.items():
+            signal.signal(n, handler)
+    error = stopped.value
+    assert isinstance(error, fedamp_jax.Stopped) and (error.signal, error.done) == (number, 2)
+    assert ("is saved" in str(error)) == saves
+    whole, rest = start(), start(state=error.result.state)
+    assert error.result.rounds == [1, 2] and rest.rounds == [3, 4]
+    np.testing.assert_array_equal(np.concatenate([error.result.accuracy, rest.accuracy]), whole.accuracy)
+    chex.assert_trees_all_equal(rest.state, whole.state)
 
 
 # --- long runs --------------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_scanned_rounds_are_those_of_a_run(devices):
     def rounds(data):
         key = jax.random.key(5)
         state = algorithm.init(key, data)
-        return fedamp_jax.scan_rounds(algorithm, state, data, key, 3, participation=some, each=each)
+        return fedamp_jax.scan_rounds(algorithm, state, data, 3, key, participation=some, each=each)
 
     state, (infos, models) = jax.jit(data.placement.program(rounds))(data)
     chex.assert_trees_all_close(state, result.state, rtol=1e-5, atol=1e-6)
@@ -124,7 +124,7 @@ def test_infos_are_collected_unless_something_else_is():
     """And without `participation` every client takes part."""
     _, algorithm = make(find("separate"))
     data = federation()
-    state, infos = jax.jit(lambda d: fedamp_jax.scan_rounds(algorithm, algorithm.init(KEY, d), d, KEY, 2))(data)
+    state, infos = jax.jit(lambda d: fedamp_jax.scan_rounds(algorithm, algorithm.init(KEY, d), d, 2, KEY))(data)
     assert isinstance(infos, Info) and infos.loss.shape == (2, 8) and (np.asarray(infos.epochs) > 0).all()
     assert int(state.round) == 2
 
@@ -185,7 +185,7 @@ def test_fine_tuning_keeps_what_its_base_says():
 def test_a_scan_collects_errors_and_raises_none():
     """Failed when the code was read within a trace."""
     data = federation()
-    state, infos = jax.jit(lambda d: fedamp_jax.scan_rounds(moody(), moody().init(KEY, d), d, KEY, 4))(data)
+    state, infos = jax.jit(lambda d: fedamp_jax.scan_rounds(moody(), moody().init(KEY, d), d, 4, KEY))(data)
     assert infos.error.tolist() == [0, 7, 0, 7] and int(state.round) == 4
 
 

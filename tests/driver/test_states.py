@@ -44,7 +44,7 @@ def test_newcomers_of_every_method(entry):
     first, last = split(everybody)
     state, _ = run_rounds(algorithm, first, 2)
     before = jax.tree.map(np.asarray, state)
-    joined, together = fedamp_jax.join(algorithm, KEY, state, first, last)
+    joined, together = fedamp_jax.join(algorithm, state, first, last, KEY)
     chex.assert_trees_all_equal(together, everybody)
     chex.assert_trees_all_equal_shapes_and_dtypes(joined, algorithm.init(KEY, everybody))
     kept = jax.tree.map(lambda a, g: a[:OLD] if g else a, joined, grown(algorithm, joined, everybody))
@@ -96,7 +96,7 @@ def test_an_unseen_client_gets_a_model_of_its_own(name):
     everybody = federation()
     first, last = split(everybody)
     state, _ = run_rounds(algorithm, first, 3)
-    state, together = fedamp_jax.join(algorithm, KEY, state, first, last)
+    state, together = fedamp_jax.join(algorithm, state, first, last, KEY)
     tuned = fedamp_jax.fine_tuned(task, Solver(optax.adam(0.05), epochs=10, batch_size=4), base=algorithm)
     solver = Solver(optax.sgd(0.1), batch_size=4)
     losses = [
@@ -115,7 +115,7 @@ def test_newcomers_on_other_placements(kind):
     states = []
     for clients in (first, there.place(first)):
         state, _ = run_rounds(algorithm, clients, 2)
-        state, together = fedamp_jax.join(algorithm, KEY, state, clients, last)
+        state, together = fedamp_jax.join(algorithm, state, clients, last, KEY)
         assert together.clients == 8
         state, _ = run_rounds(algorithm, together, 1, state=state, first=2)
         states.append(state)
@@ -185,7 +185,7 @@ def test_states_that_are_refused():
     with pytest.raises(ValueError, match=r"state.clients/variables/params/body/bias is float32 \[5, 4\]"):
         run(few)
     with pytest.raises(ValueError, match=r"or let fedamp_jax.join add clients"):
-        fedamp_jax.join(algorithm, KEY, few, clients, clients)
+        fedamp_jax.join(algorithm, few, clients, clients, KEY)
     used = algorithm.init(KEY, clients)
     fedamp_jax.round(algorithm, used, clients, KEY)
     with pytest.raises(ValueError, match="donated"):
@@ -200,7 +200,7 @@ def test_statistics_of_newcomers_under_batch_norm():
     first, last = rows(clients, slice(0, 2)), rows(clients, slice(2, 3))
     algorithm = fedamp_jax.fedavg(task, Solver(optax.sgd(0.05), epochs=1))
     state, _ = run_rounds(algorithm, first, 1)
-    state, everybody = fedamp_jax.join(algorithm, KEY, state, first, last)
+    state, everybody = fedamp_jax.join(algorithm, state, first, last, KEY)
     models = algorithm.personalize(KEY, state, everybody)
     chex.assert_trees_all_equal(rows(models, 0), rows(models, 2))
 
@@ -213,4 +213,4 @@ def test_numbers_per_client_in_the_state_are_explained():
     algorithm = fedamp_jax.apfl(task, solver, alpha=np.full(len(first.size), 0.5))
     state = algorithm.init(KEY, first)
     with pytest.raises(ValueError, match="as APFL with an alpha for each, has no way to join newcomers"):
-        fedamp_jax.join(algorithm, KEY, state, first, last)
+        fedamp_jax.join(algorithm, state, first, last, KEY)

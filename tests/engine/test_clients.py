@@ -11,9 +11,9 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Placement, Solver, Task, Variables
-from fedamp_jax.engine import cross_losses, for_each_client, holdout, stream
+from fedamp_jax.engine import cross_losses, for_each_client, split_client, stream
 from fedamp_jax.engine.clients import init_clients, resample_epochs
-from fedamp_jax.engine.hyperparameters import per_client
+from fedamp_jax.engine.hyperparameters import broadcast_to_clients
 from fedamp_jax.engine.solver import Local, solve
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
 from tests.registry import SIZES, federation, run_rounds, tiny_task
@@ -79,12 +79,12 @@ def test_all_clients_at_once_equal_a_loop(name):
 
     @jax.jit
     def local(key, client, epochs, mine):
-        return solve(task, solver, key, client, mine.variables, epochs=epochs, k=jnp.int32(0))
+        return solve(task, solver, client, mine.variables, key, epochs=epochs, k=jnp.int32(0))
 
     def everybody(data):
         m = data.y.shape[0]
         keep = Local(jax.tree.map(lambda a: jnp.broadcast_to(a[None], (m, *a.shape)), start))
-        return for_each_client(solver, KEY, data, local, keep)
+        return for_each_client(solver, data, local, keep, key=KEY)
 
     together, info = call(PLACEMENTS[name]().place(data), everybody)
     for i in range(8):
@@ -109,7 +109,7 @@ def test_cross_losses_equal_a_double_loop(name, share):
     """
     task, solver, data = tiny_task(), Solver(optax.sgd(0.1), batch_size=4), federation()
     models = jax.vmap(task.init)(jax.random.split(KEY, 8))
-    part = (lambda client: holdout(jax.random.fold_in(KEY, client.id), client, share)[0]) if share else None
+    part = (lambda client: split_client(client, share, jax.random.fold_in(KEY, client.id))[1]) if share else None
     wanted, loss = np.zeros((8, 8)), jax.jit(lambda variables, batch: task.loss(variables, batch, KEY)[0])
     for i in range(8):
         client = jax.tree.map(lambda a, i=i: a[i], data)
@@ -134,8 +134,8 @@ def test_spread_arrays_without_a_placement_are_refused(arrays):
     plain, spread = (p.place(data).size for p in (Placement(), OnMesh(mesh=client_mesh(8))))
     step = lambda key, client, epochs, mine, *rest: (mine, jnp.float32(0))  # noqa: E731
     calls = {
-        "keep": lambda: for_each_client(solver, KEY, data, step, spread),
-        "arguments": lambda: for_each_client(solver, KEY, data, step, plain, spread),
+        "keep": lambda: for_each_client(solver, data, step, spread, key=KEY),
+        "arguments": lambda: for_each_client(solver, data, step, plain, spread, key=KEY),
         "models": lambda: data.placement.by_parameters({"w": spread}),
     }
     with pytest.raises(ValueError, match=r"spread over 8 devices, but .* single device: let .*OnMesh\(mesh=.*\.place"):
@@ -153,34 +153,35 @@ def test_streams_are_independent():
     Failed with a hash of the name that takes few values.
     """
     names = ("epochs", "transmit", "holdout", "support", "full gradient", "a", "b")
-    keys = [KEY, *(stream(KEY, name) for name in names), *(jax.random.fold_in(KEY, i) for i in range(1000))]
+    keys = [KEY, *(stream(name, KEY) for name in names), *(jax.random.fold_in(KEY, i) for i in range(1000))]
     assert len({jax.random.key_data(k).tobytes() for k in keys}) == len(keys)
-    assert jax.random.key_data(stream(KEY, "a")).tolist() == jax.random.key_data(stream(KEY, "a")).tolist()
+    assert jax.random.key_data(stream("a", KEY)).tolist() == jax.random.key_data(stream("a", KEY)).tolist()
 
 
 def test_resampled_epochs():
     """Drawn anew within the range, and 0 where the first training was. Failed with the first training's draw."""
     solver = Solver(optax.sgd(0.1), epochs=(2, 5))
     keys = jax.random.split(KEY, 200)
-    again = np.asarray(jax.vmap(lambda k: resample_epochs(solver, k, jnp.int32(3)))(keys))
+    again = np.asarray(jax.vmap(lambda k: resample_epochs(solver, jnp.int32(3), k))(keys))
     assert set(again) == {2, 3, 4, 5}
-    assert int(resample_epochs(solver, KEY, jnp.int32(0))) == 0
+    assert int(resample_epochs(solver, jnp.int32(0), KEY)) == 0
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "first"), [(10, 0.2, 2), (7, 0.5, 4), (7, 0.01, 1), (7, 0.99, 6), (2, 0.5, 1)]
+    ("size", "share", "held_out"), [(10, 0.2, 2), (7, 0.5, 4), (7, 0.01, 1), (7, 0.99, 6), (2, 0.5, 1)]
 )
-def test_holdout_divides_the_examples(size, share, first):
-    """Each example is in one of the two sets, at least one in each; another key divides otherwise.
+def test_split_client_divides_the_examples(size, share, held_out):
+    """Each example is for training or for validation, at least one for each; another key divides otherwise.
 
-    Failed with padding rows drawn, and with a rest that began at the rounded share though that was 0 or all.
+    Failed with padding rows drawn, with training data that began at the rounded share though that was 0 or all, and
+    with the validation data first.
     """
     x = jnp.arange(10, dtype=jnp.float32)[:, None]
     client = jax.tree.map(lambda a: a[0], federation())._replace(x=x, y=jnp.arange(10), size=jnp.int32(size))
     divisions = set()
     for seed in range(8):
-        one, rest = holdout(jax.random.key(seed), client, share)
-        assert (int(one.size), int(rest.size)) == (first, size - first)
+        rest, one = split_client(client, share, jax.random.key(seed))
+        assert (int(one.size), int(rest.size)) == (held_out, size - held_out)
         taken, left = one.x[: int(one.size), 0].tolist(), rest.x[: int(rest.size), 0].tolist()
         assert sorted(taken + left) == list(range(size))
         np.testing.assert_array_equal(one.x[:, 0], one.y)
@@ -189,10 +190,10 @@ def test_holdout_divides_the_examples(size, share, first):
     assert len(divisions) > 1
 
 
-def test_holdout_of_a_single_example():
+def test_split_client_of_a_single_example():
     """It is in both sets. Failed with a rest of size 0, whose mean loss is 0 / 0."""
     client = jax.tree.map(lambda a: a[3], federation())
-    for part in holdout(KEY, client, 0.2):
+    for part in split_client(client, 0.2, KEY):
         assert int(part.size) == 1
         np.testing.assert_array_equal(part.x[0], client.x[0])
 
@@ -203,11 +204,11 @@ def test_holdout_of_a_single_example():
 def test_one_initial_model_or_one_each():
     """Own models follow the ids, so that another order of the clients moves them along. Failed with positions."""
     task, solver, data = tiny_task(), Solver(optax.sgd(0.1)), federation()
-    common = init_clients(task, solver, KEY, data).variables.params["head"]["kernel"]
+    common = init_clients(task, solver, data, KEY).variables.params["head"]["kernel"]
     assert (common == common[:1]).all()
     order = jnp.array([3, 0, 7, 5, 1, 6, 2, 4])
     moved = jax.tree.map(lambda a: a[order], data)
-    own, other = (init_clients(task, solver, KEY, d, common=False).variables for d in (data, moved))
+    own, other = (init_clients(task, solver, d, KEY, common=False).variables for d in (data, moved))
     chex.assert_trees_all_equal(jax.tree.map(lambda a: a[order], own), other)
     assert len(np.unique(own.params["head"]["kernel"], axis=0)) == 8
 
@@ -218,9 +219,9 @@ def test_numbers_per_client_must_fit_the_clients():
         rows = data.y.shape[0]
         for numbers in (3, 7, 9):
             with pytest.raises(ValueError, match=f"alpha has {numbers} numbers for 8 clients"):
-                per_client("alpha", jnp.ones(numbers), data)
-        assert per_client("alpha", jnp.float32(2), data).tolist() == [2] * rows
-        assert per_client("alpha", jnp.arange(8.0), data).tolist() == [*range(8), *([0] * (rows - 8))]
+                broadcast_to_clients("alpha", jnp.ones(numbers), data)
+        assert broadcast_to_clients("alpha", jnp.float32(2), data).tolist() == [2] * rows
+        assert broadcast_to_clients("alpha", jnp.arange(8.0), data).tolist() == [*range(8), *([0] * (rows - 8))]
 
 
 WRONG = {"bfloat16": jnp.bfloat16, "float16": jnp.float16, "float64": jnp.float64}

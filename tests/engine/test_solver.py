@@ -37,7 +37,7 @@ def whole_batch(one):
 @pytest.mark.parametrize("size", [1, 5, 12])
 def test_every_pass_is_a_new_permutation(size):
     """Failed with one permutation for all passes, and with padding drawn among the real rows."""
-    order = np.asarray(minibatch_order(KEY, jnp.int32(size), 6, 12))
+    order = np.asarray(minibatch_order(jnp.int32(size), 6, 12, KEY))
     for row in order:
         assert sorted(row[:size]) == list(range(size))
     assert size == 1 or len({tuple(row[:size]) for row in order}) > 1
@@ -52,7 +52,7 @@ def trace(solver, one, **options):
 
     most, width = 21, solver.width(one)
     empty = (jnp.int32(0), jnp.full((most, width), -1), jnp.zeros((most, width), bool), jnp.zeros(most, "uint32"))
-    (count, rows, real, keys), steps = for_each_minibatch(solver, KEY, one, step, empty, **options)
+    (count, rows, real, keys), steps = for_each_minibatch(solver, one, step, empty, KEY, **options)
     assert count == steps
     return np.asarray(rows[:count]), np.asarray(real[:count]), np.asarray(keys[:count])
 
@@ -85,7 +85,7 @@ def test_padding_is_masked_and_has_label_zero():
         seen, labels = carry
         return seen + jnp.sum(batch.mask, dtype=jnp.int32), labels + jnp.sum(batch.y)
 
-    (seen, labels), steps = for_each_minibatch(Solver(optax.sgd(0.1), 1, 4), KEY, one, add, (jnp.int32(0),) * 2)
+    (seen, labels), steps = for_each_minibatch(Solver(optax.sgd(0.1), 1, 4), one, add, (jnp.int32(0),) * 2, KEY)
     assert (int(seen), int(labels), int(steps)) == (7, 14, 2)
 
 
@@ -96,7 +96,7 @@ def test_full_gradient_is_the_gradient_over_everything():
     """In blocks of four equals `jax.grad` over all. Failed with a mean of block means."""
     task, one = tiny_task(), client()
     start = task.init(KEY)
-    got, _, loss = full_gradient(task, Solver(optax.sgd(1.0), batch_size=4), KEY, one, start)
+    got, _, loss = full_gradient(task, Solver(optax.sgd(1.0), batch_size=4), one, start, KEY)
     objective = lambda p: task.loss(Variables(p, start.stats), whole_batch(one), KEY)  # noqa: E731
     (value, _), grads = jax.value_and_grad(objective, has_aux=True)(start.params)
     np.testing.assert_allclose(loss, value, rtol=1e-5)
@@ -121,7 +121,7 @@ def test_one_step_is_gradient_penalty_and_correction():
     start = task.init(KEY)
     center = jax.tree.map(lambda a: a + 1.0, start.params)
     shift = jax.tree.map(lambda a: jnp.full_like(a, 0.3), start.params)
-    local, loss = solve(task, Solver(optax.sgd(0.1), 1), KEY, one, start, epochs=1, k=jnp.int32(0),
+    local, loss = solve(task, Solver(optax.sgd(0.1), 1), one, start, KEY, epochs=1, k=jnp.int32(0),
                         penalty=fedamp_jax.engine.Prox(center, jnp.float32(2.0)), correction=shift)  # fmt: skip
     objective = lambda p: task.loss(Variables(p, start.stats), whole_batch(one), KEY)  # noqa: E731
     (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(start.params)
@@ -135,7 +135,7 @@ def test_unshuffled_training_follows_the_data():
     task, one = tiny_task(), client()
     start = task.init(KEY)
     solver = Solver(optax.sgd(0.1), 2, 3, shuffle=False)
-    local, _ = solve(task, solver, KEY, one, start, epochs=2, k=jnp.int32(0))
+    local, _ = solve(task, solver, one, start, KEY, epochs=2, k=jnp.int32(0))
     params = start.params
     for rows in 2 * [[0, 1, 2], [3, 4, 5], [6]]:
         some = fedamp_jax.Batch(one.x[np.array(rows)], one.y[np.array(rows)], jnp.ones(len(rows), bool), one.classes)
@@ -160,7 +160,7 @@ def test_what_is_not_trainable_stays():
     trainable = {"body": {"kernel": False, "bias": False}, "head": {"kernel": True, "bias": True}}
     solver = Solver(optax.adamw(0.1, weight_decay=0.1), 2, 4)
     pull = fedamp_jax.engine.Prox(jax.tree.map(jnp.ones_like, start.params), jnp.float32(1.0))
-    local, _ = solve(task, solver, KEY, one, start, epochs=2, k=jnp.int32(0), penalty=pull, trainable=trainable)
+    local, _ = solve(task, solver, one, start, KEY, epochs=2, k=jnp.int32(0), penalty=pull, trainable=trainable)
     chex.assert_trees_all_equal(local.variables.params["body"], start.params["body"])
     assert float(jnp.abs(local.variables.params["head"]["kernel"] - start.params["head"]["kernel"]).max()) > 1e-2
 
@@ -168,7 +168,7 @@ def test_what_is_not_trainable_stays():
 def test_no_epochs_return_the_start():
     """Failed with a loss of 0 / 0."""
     task, start = tiny_task(), tiny_task().init(KEY)
-    local, loss = solve(task, Solver(optax.adam(0.1)), KEY, client(), start, epochs=jnp.int32(0), k=jnp.int32(0))
+    local, loss = solve(task, Solver(optax.adam(0.1)), client(), start, KEY, epochs=jnp.int32(0), k=jnp.int32(0))
     chex.assert_trees_all_equal(local.variables, start)
     assert float(loss) == 0
 
@@ -178,7 +178,7 @@ def test_the_loss_is_the_mean_over_steps():
     task, one = tiny_task(), client()
     start = task.init(KEY)
     solver = Solver(optax.sgd(0.0), epochs=3, batch_size=10)
-    _, loss = solve(task, solver, KEY, one, start, epochs=3, k=jnp.int32(0))
+    _, loss = solve(task, solver, one, start, KEY, epochs=3, k=jnp.int32(0))
     np.testing.assert_allclose(loss, mean_loss(task, solver, one, start), rtol=1e-5)
 
 

@@ -464,7 +464,7 @@ def test_parameters_must_be_float32():
         (1e-39, {"strict": False, "low_is": "the least"}, r"must be at least 1\.18e-38 \(the least\), got 1e-39"),
         (
             np.float32([1, 3]),
-            {"per_client": True, "high": 2},
+            {"allow_array": True, "high": 2},
             r"greater than 1\.18e-38 and at most 2, got 3\.0 at .* 1",
         ),
         (np.inf, {}, "got inf"),

@@ -299,7 +299,7 @@ def test_a_function_of_one_client_that_closes_over_spread_arrays():
 
     def largest(data):
         step = lambda key, client, epochs, mine: (jnp.maximum(mine, jnp.max(data.size)), jnp.float32(0))  # noqa: E731
-        return fedamp_jax.engine.for_each_client(solver, KEY, data, step, jnp.zeros_like(data.size))[0]
+        return fedamp_jax.engine.for_each_client(solver, data, step, jnp.zeros_like(data.size), key=KEY)[0]
 
     assert jax.jit(placed.placement.program(largest))(placed).tolist() == [10] * 8
     try:

@@ -124,7 +124,7 @@ def test_a_sweep(mesh):
         def measured(key, state, info):
             return fedamp_jax.evaluate(task, algorithm.personalize(key, state, train), test).mean(), info.xi
 
-        return fedamp_jax.scan_rounds(algorithm, algorithm.init(key, train), train, key, 15, each=measured)[1]
+        return fedamp_jax.scan_rounds(algorithm, algorithm.init(key, train), train, 15, key, each=measured)[1]
 
     grid = jax.vmap(jax.vmap(one_run, in_axes=(None, 0, None, None)), in_axes=(0, None, None, None))
     whole = NamedSharding(mesh, P())

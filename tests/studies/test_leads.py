@@ -140,13 +140,13 @@ def test_proximal_tuning(k):
 
     def local(key, client, epochs, mine):
         local, loss = fedamp_jax.engine.solve(
-            task, options.training.solver(), key, client, mine, epochs=epochs, k=state.round,
+            task, options.training.solver(), client, mine, key, epochs=epochs, k=state.round,
             penalty=prox(mine.params),
         )  # fmt: skip
         return local.variables, loss
 
     solver = options.training.solver()
-    expected = fedamp_jax.engine.for_each_client(solver, KEY, clients.train, local, start)[0].params
+    expected = fedamp_jax.engine.for_each_client(solver, clients.train, local, start, key=KEY)[0].params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
 
 

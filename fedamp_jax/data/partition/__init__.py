@@ -7,18 +7,17 @@ change the training sets.
 
 from fedamp_jax.data.partition.base import Partition
 from fedamp_jax.data.partition.classes import degrees, pathological, relabel
-from fedamp_jax.data.partition.columns import by_name, match_names, natural, omniglot
+from fedamp_jax.data.partition.columns import check_same_names, natural, omniglot, rows_by_name
 from fedamp_jax.data.partition.groups import Group, practical, practical_groups, superclasses
 from fedamp_jax.data.partition.skew import dirichlet, iid, quantity_skew, shards
 
 __all__ = [
     "Group",
     "Partition",
-    "by_name",
+    "check_same_names",
     "degrees",
     "dirichlet",
     "iid",
-    "match_names",
     "natural",
     "omniglot",
     "pathological",
@@ -26,6 +25,7 @@ __all__ = [
     "practical_groups",
     "quantity_skew",
     "relabel",
+    "rows_by_name",
     "shards",
     "superclasses",
 ]

@@ -1,4 +1,4 @@
-"""Partitions that the data set itself provides: by a column of client names, and by Omniglot's alphabets."""
+"""Partitions by columns of the data set: the names of the clients, or Omniglot's alphabets and characters."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from fedamp_jax.checks import check_number
 from fedamp_jax.data.partition.base import Partition, Rows, generators, pool
 
 
-def by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
+def rows_by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
     """Groups rows by name.
 
     Args:
@@ -23,7 +23,7 @@ def by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
         TypeError: if a name is not hashable.
 
     >>> from fedamp_jax.data import partition
-    >>> names, rows = partition.by_name(["b", "a", "b"], "client")
+    >>> names, rows = partition.rows_by_name(["b", "a", "b"], "client")
     >>> names, [r.tolist() for r in rows]
     (['a', 'b'], [[1], [0, 2]])
     """
@@ -46,7 +46,7 @@ def by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
     return names, [np.array(rows[name], np.int64) for name in names]
 
 
-def match_names(expected: list[Any], found: list[Any], of_expected: str, of_found: str) -> None:
+def check_same_names(expected: list[Any], found: list[Any], of_expected: str, of_found: str) -> None:
     """Checks that two lists name the same clients.
 
     Args:
@@ -79,7 +79,8 @@ def natural(clients_train: Any, clients_test: Any) -> Partition:
         clients_test: `[n']` names, one per test sample; the same set of names.
 
     Returns:
-        A `Partition` without groups, the clients sorted by name; `by_name(clients_train, "client")[0]` lists the names.
+        A `Partition` without groups, the clients sorted by name; `rows_by_name(clients_train, "client")[0]` lists
+        the names.
 
     Raises:
         ValueError: if a client has only training or only test samples, or a name is missing.
@@ -89,11 +90,11 @@ def natural(clients_train: Any, clients_test: Any) -> Partition:
     >>> [rows.tolist() for rows in partition.natural(["Ulm", "Bern", "Ulm"], ["Bern", "Ulm"]).train]
     [[1], [0, 2]]
     """
-    names_train, train = by_name(clients_train, "clients_train")
-    names_test, test = by_name(clients_test, "clients_test")
+    names_train, train = rows_by_name(clients_train, "clients_train")
+    names_test, test = rows_by_name(clients_test, "clients_test")
     if not names_train:
         raise ValueError("clients_train is empty: at least one sample is needed")
-    match_names(names_train, names_test, "clients_train", "clients_test")
+    check_same_names(names_train, names_test, "clients_train", "clients_test")
     order = {name: i for i, name in enumerate(names_test)}
     return Partition(train, [test[order[name]] for name in names_train])
 
