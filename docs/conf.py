@@ -57,6 +57,7 @@ def render_equation(display, translator, node):
     """Writes MathML into the page: browsers draw it themselves, so that a page needs no network and no script."""
     source = node.astext().replace(r"\arg\min", r"\text{arg min}")  # the converter lacks \arg
     equation = latex2mathml.converter.convert(source, display="block" if display else "inline")
+    equation = equation.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')  # not as tall as fractions
     if "\\" in equation:  # it passes on commands that it does not know
         logging.getLogger(__name__).warning("an equation has a command that is no MathML: %s", source, location=node)
     translator.body.append(f'<div class="math">{equation}</div>\n' if display else equation)
