@@ -32,7 +32,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "fedamp_jax"
 html_static_path = ["_static"]
-html_css_files = ["math.css"]
+html_css_files = ["math.css", "animation.css"]
 html_theme_options = {"footer_icons": [{"name": "GitHub", "url": REPOSITORY, "html": "GitHub"}]}
 
 html_math_renderer = "mathml"
@@ -88,6 +88,19 @@ def link_to_repository(app, docname, source):
     source[0] = _LINK.sub(lead, source[0])
 
 
+# --- No other hosts ---------------------------------------------------------------------------------------------------
+
+_ICONS = re.compile(r'<link [^>]*href="https://[^"]*/font-awesome[^"]*"[^>]*>')
+_LOADED = re.compile(r"""<(?:script|link|img|iframe|source|video)\b[^>]*\b(?:src|href)=["'](?:https?:)?//[^>]*>""")
+
+
+def load_nothing(app, pagename, templatename, context, doctree):
+    """Pages load nothing from other hosts. The icons of an animation's buttons come from _static/animation.css."""
+    body = context["body"] = _ICONS.sub("", context.get("body", ""))
+    for tag in _LOADED.findall(body):
+        logging.getLogger(__name__).warning("%s loads something from another host: %s", pagename, tag)
+
+
 # --- The API reference ------------------------------------------------------------------------------------------------
 
 PUBLIC_MODULES = (
@@ -132,5 +145,6 @@ def setup(app):
     inline, block = functools.partial(render_equation, False), functools.partial(render_equation, True)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))
     app.connect("source-read", link_to_repository)
+    app.connect("html-page-context", load_nothing)
     app.connect("env-check-consistency", check_coverage)
     app.connect("autodoc-skip-member", skip_member)

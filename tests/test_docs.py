@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 URL = "https://github.com/fedamp-jax/fedamp_jax/blob/main"
 RAW = "https://raw.githubusercontent.com/fedamp-jax/fedamp_jax/main"
 DOCS = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))]
+EVIDENCE = [str(p.relative_to(ROOT)) for folder in ("benchmarks", "experiments") for p in (ROOT / folder).rglob("*.md")]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = [name for name in ("README.md", *DOCS) if BLOCK.search((ROOT / name).read_text())]
 
@@ -99,7 +100,7 @@ def test_every_method_is_public():
     assert [method.name for method in METHODS.values()] == list(METHODS)
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *DOCS])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS, *EVIDENCE])
 def test_links_lead_somewhere(name):
     """Files of the repository that a page links to exist. Failed for a page that was renamed."""
     text = (ROOT / name).read_text()
