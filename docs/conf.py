@@ -37,6 +37,7 @@ html_theme_options = {"footer_icons": [{"name": "GitHub", "url": REPOSITORY, "ht
 
 html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath"]
+myst_dmath_double_inline = True  # the notebooks have $$...$$ within paragraphs
 myst_heading_anchors = 3
 # The notebooks are shown with their stored outputs; tests/test_notebooks.py runs them and compares.
 nb_execution_mode = "off"
