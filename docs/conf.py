@@ -1,8 +1,11 @@
 """The documentation: `pip install -e '.[docs]' && sphinx-build -W docs docs/_build`."""
 
+import functools
 import re
 from pathlib import Path
 
+import latex2mathml.converter
+from docutils import nodes
 from sphinx.util import logging
 
 import fedamp_jax
@@ -21,7 +24,6 @@ version = release = fedamp_jax.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
@@ -29,9 +31,13 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = "fedamp_jax"
+html_static_path = ["_static"]
+html_css_files = ["math.css", "animation.css"]
 html_theme_options = {"footer_icons": [{"name": "GitHub", "url": REPOSITORY, "html": "GitHub"}]}
 
+html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath"]
+myst_dmath_double_inline = True  # the notebooks have $$...$$ within paragraphs
 myst_heading_anchors = 3
 # The notebooks are shown with their stored outputs; tests/test_notebooks.py runs them and compares.
 nb_execution_mode = "off"
@@ -44,6 +50,20 @@ autodoc_preserve_defaults = True
 napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_use_rtype = False
 maximum_signature_line_length = 100
+
+# --- Equations --------------------------------------------------------------------------------------------------------
+
+
+def render_equation(display, translator, node):
+    """Writes MathML into the page: browsers draw it themselves, so that a page needs no network and no script."""
+    source = node.astext().replace(r"\arg\min", r"\text{arg min}")  # the converter lacks \arg
+    equation = latex2mathml.converter.convert(source, display="block" if display else "inline")
+    equation = equation.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')  # not as tall as fractions
+    if "\\" in equation:  # it passes on commands that it does not know
+        logging.getLogger(__name__).warning("an equation has a command that is no MathML: %s", source, location=node)
+    translator.body.append(f'<div class="math">{equation}</div>\n' if display else equation)
+    raise nodes.SkipNode
+
 
 # --- Links of the pages -----------------------------------------------------------------------------------------------
 
@@ -67,6 +87,19 @@ def link_to_repository(app, docname, source):
         return f"[{text}]({REPOSITORY}/blob/main/{inside}{anchor or ''})"
 
     source[0] = _LINK.sub(lead, source[0])
+
+
+# --- No other hosts ---------------------------------------------------------------------------------------------------
+
+_ICONS = re.compile(r'<link [^>]*href="https://[^"]*/font-awesome[^"]*"[^>]*>')
+_LOADED = re.compile(r"""<(?:script|link|img|iframe|source|video)\b[^>]*\b(?:src|href)=["'](?:https?:)?//[^>]*>""")
+
+
+def load_nothing(app, pagename, templatename, context, doctree):
+    """Pages load nothing from other hosts. The icons of an animation's buttons come from _static/animation.css."""
+    body = context["body"] = _ICONS.sub("", context.get("body", ""))
+    for tag in _LOADED.findall(body):
+        logging.getLogger(__name__).warning("%s loads something from another host: %s", pagename, tag)
 
 
 # --- The API reference ------------------------------------------------------------------------------------------------
@@ -110,6 +143,9 @@ def skip_member(app, what, name, obj, skip, options):
 
 
 def setup(app):
+    inline, block = functools.partial(render_equation, False), functools.partial(render_equation, True)
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))
     app.connect("source-read", link_to_repository)
+    app.connect("html-page-context", load_nothing)
     app.connect("env-check-consistency", check_coverage)
     app.connect("autodoc-skip-member", skip_member)

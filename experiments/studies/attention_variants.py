@@ -6,7 +6,7 @@
 
 Every variant is FedAMP as in `practical.py` but for its attention weights. Choose one by validation data: by default
 each client trains on 80 % of its examples and is judged by the rest. Then judge it once by the test data.
-`groups` knows the true groups, and `mean` hears everybody alike: what lies between them is all that attention can win.
+`groups` knows the true groups, and `mean` gives all others equal weight: what lies between them is all that attention can win.
 """
 
 import dataclasses

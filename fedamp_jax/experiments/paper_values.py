@@ -24,7 +24,9 @@ LOCAL_STEPS = {
     "keep_optimizer": False,
 }  # fmt: skip
 ROUNDS = 90
-DIGITS_ROUNDS = 100  # ours: from 100 to 200 rounds, the methods gain less than a point on average (docs/findings.md)
+DIGITS_ROUNDS = (
+    100  # ours: from 100 to 200 rounds, the methods gain less than a point on average (experiments/studies/FINDINGS.md)
+)
 LAMBDA = 1.0
 MU = 1e-2  # FedProx: "i = 2 provided best performance for all"
 SGD_LEARNING_RATE = 1e-2  # SCAFFOLD and APFL: "find the best learning rate 10^-2 for both of them"
@@ -168,9 +170,9 @@ def sigma(setting: str, dataset: str, method: str) -> float | Literal["auto"]:
 
 def as_in_tables(own: Mapping[str, Any]) -> bool:
     """Whether settings are those of Tables 1 to 3: all clients in every round, with the paper's local steps."""
-    everybody = own["participation"] == 1 and not own.get("holdout_clients")
+    all_clients = own["participation"] == 1 and not own.get("holdout_clients")
     steps = _usual(own, LOCAL_STEPS) and own.get("epochs_range") is None
-    return everybody and steps and own.get("width", WIDTH) == WIDTH
+    return all_clients and steps and own.get("width", WIDTH) == WIDTH
 
 
 def bmta(setting: str, dataset: str, own: Mapping[str, Any]) -> dict[str, float]:
@@ -206,7 +208,7 @@ def self_weights(setting: str, federation: Federation) -> np.ndarray:
 
     Clients have the same distribution if they are of one group; in the setting `"pathological"`, if they have the same
     set of classes in training; in `"iid"`, always. In settings that the paper does not have no two clients do, and
-    Appendix C would give everybody the weight 1, which is training alone: there N_i is `PERPLEXITY`.
+    Appendix C would give each client the weight 1, which is training alone: there N_i is `PERPLEXITY`.
     """
     train, _, groups = federation
     distributions: list[Any]

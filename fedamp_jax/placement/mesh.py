@@ -35,7 +35,7 @@ _A_WEEK = 7 * 24 * 60 * 60
 def split_cpu(devices: int | None = None) -> None:
     """Make several devices of a CPU. Call it before JAX looks at the CPU; after that it does nothing.
 
-    Clients side by side on a core each are trained faster than one client on all cores (docs/performance.md).
+    Clients side by side on a core each are trained faster than one client on all cores (benchmarks/RESULTS.md).
 
     Args:
         devices: how many; None: one for each core that this process may use, but at most 16.

@@ -75,13 +75,13 @@ class Newcomers:
         """
         algorithm, key = self.algorithms[name], jax.random.key(seed)
         train = placement.place(train)
-        state, everybody = fedamp_jax.join(algorithm, result.state, train, self.clients.train, key)
+        state, all_clients = fedamp_jax.join(algorithm, result.state, train, self.clients.train, key)
         adapted = fedamp_jax.fine_tuned(task, self.solver, base=algorithm)
         test, m, use = placement.place(self.test), train.clients, last_key(seed, result)
         ids = np.asarray(self.clients.train.id)
         order = np.argsort(ids)
         start, after = (
-            100.0 * np.asarray(personal_scores(task, one, use, state, everybody, test))[m:][: len(ids), 0][order]
+            100.0 * np.asarray(personal_scores(task, one, use, state, all_clients, test))[m:][: len(ids), 0][order]
             for one in (algorithm, adapted)
         )
         return {"clients": ids[order].tolist(), "start": start.tolist(), "adapted": after.tolist()}
