@@ -14,6 +14,9 @@
 (20,)
 """
 
+import importlib
+from typing import Any
+
 from fedamp_jax import algorithms, analysis, attention, data, engine, models, placement, trees, writers
 from fedamp_jax._version import __version__
 from fedamp_jax.algorithms.apfl import apfl
@@ -47,6 +50,14 @@ from fedamp_jax.models import cross_entropy
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.saving import Saved, load_models, save_models
 from fedamp_jax.types import Algorithm, Batch, Data, Info, Metric, RoundError, Task, Variables
+
+
+def __getattr__(name: str) -> Any:
+    """Load `report` when it is asked for: it needs matplotlib and plotly, and training needs neither."""
+    if name == "report":
+        return importlib.import_module("fedamp_jax.report")
+    raise AttributeError(f"module 'fedamp_jax' has no attribute {name!r}")
+
 
 __all__ = [
     # The contract.

@@ -14,9 +14,9 @@ laptop (`fedamp_jax.placement.topology`), and a machine with a GPU may train on 
   client after the other; `patches` are slower than these, and the gradient of `window` is a slow scatter. Products in
   float64 give distances three times as fast as differences do. Batched products are slower than plain ones: one client
   at a time takes 0.54 of the time of 33 of the digits' MLP, and 0.75 of that of 3 of the MLP for 28x28 images.
-- tpu: by the TPU compiler's own estimate (benchmarks/RESULTS.md), a FedAMP round of MNIST's CNN on a v5e: `xla` with one
-  client at a time 1.01 s, ten side by side 1.69 s; `loop` with ten 8.1 s; `patches` with ten 51 s, and refused for lack
-  of memory with 100. The digits' MLP: all side by side 0.95 ms, one by one 5.0 ms. float64 is emulated.
+- tpu: by the TPU compiler's own estimate (benchmarks/RESULTS.md), a FedAMP round of MNIST's CNN on a v5e: `xla` with
+  one client at a time 1.01 s, ten side by side 1.69 s; `loop` with ten 8.1 s; `patches` with ten 51 s, and refused for
+  lack of memory with 100. The digits' MLP: all side by side 0.95 ms, one by one 5.0 ms. float64 is emulated.
 - gpu: not measured. Programs compiled for an H100 tell what their kernels read and write, and so the least time at the
   bandwidth of its memory. A FedAMP round of ResNet18 on CIFAR-100, 100 clients: `xla` with one client at a time 25 TB,
   7.3 s, and 11 GiB of memory; `patches` 61 TB, 18 s, and 60 GiB with 25 side by side. MNIST's CNN: `xla` with one

@@ -6,7 +6,8 @@
 
 Every variant is FedAMP as in `practical.py` but for its attention weights. Choose one by validation data: by default
 each client trains on 80 % of its examples and is judged by the rest. Then judge it once by the test data.
-`groups` knows the true groups, and `mean` gives all others equal weight: what lies between them is all that attention can win.
+`groups` knows the true groups, and `mean` gives all others equal weight: what lies between them is all that attention
+can win.
 """
 
 import dataclasses
@@ -130,7 +131,7 @@ def variants(options: Options, federation: Federation, task: Task) -> dict[str, 
 
 
 def own_weight(k: int) -> float:
-    """`xi_ii` of a client that listens to about `k` others: its share among `k + 1` equals, as in Appendix C."""
+    """`xi_ii` of a client that gives weight to about `k` others: its share among `k + 1` equals, as in Appendix C."""
     return 1 / (k + 1)
 
 

@@ -28,7 +28,8 @@ from result_types import KINDS, ConvergenceResults, TheoremResults
 
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.report import figures, files
-from fedamp_jax.runner import command_line, provenance, run_folder
+from fedamp_jax.report.provenance import describe_run
+from fedamp_jax.runner import command_line, run_folder
 from fedamp_jax.runner.messages import say
 
 
@@ -180,7 +181,7 @@ def execute(options: Options) -> ConvergenceResults:
         raise ValueError(f"--rounds needs at least two values of K, for a slope; got {options.rounds}")
     settings = {name: value for name, value in json.loads(json.dumps(vars(options))).items() if name != "out"}
     run_folder.results_in(folder, {"experiment": "convergence", **settings}, KINDS)
-    head = provenance.describe_run("convergence", "made up", settings, list(options.rounds))
+    head = describe_run("convergence", "made up", settings, list(options.rounds))
     results: ConvergenceResults = {**head, "theorem1": theorem1(options), "theorem2": theorem2(options)}
     files.write_json(results, folder / "results.json")
     figures.save(draw(results), folder / "convergence.png")

@@ -101,7 +101,10 @@ def even(source: Source) -> Source:
 
 def unscaled(task: Task) -> Task:
     """The model on pixels from 0 to 255."""
-    raw = lambda x: x.astype(jnp.float32)  # noqa: E731
+
+    def raw(x: jax.Array) -> jax.Array:
+        return x.astype(jnp.float32)
+
     return task._replace(
         loss=lambda variables, batch, key: task.loss(variables, batch._replace(x=raw(batch.x)), key),
         predict=lambda variables, x: task.predict(variables, raw(x)), features=None, head_loss=None,

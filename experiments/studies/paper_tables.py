@@ -170,7 +170,8 @@ def pflego_degrees(measured: Sequence[Row]) -> list[str]:
         for degree, title in paper_values.DEGREES.items():
             mine = [row for row in kept if (row.head["dataset"], row.settings["degree"]) == (d, degree)]
             found[degree] = best(mine)
-            origins += [sources(f"{TITLES[d]}, {title}", found[degree])] * bool(mine)
+            if mine:
+                origins.append(sources(f"{TITLES[d]}, {title}", found[degree]))
         for name in paper_values.PFLEGO_METHODS:
             theirs = [paper_values.PFLEGO_TABLE1.get((d, degree, name), (None, None)) for degree in found]
             cells = [_last_rounds(methods, name, *one) for methods, one in zip(found.values(), theirs, strict=True)]

@@ -80,26 +80,29 @@ def other_runs(measured: Sequence[Row]) -> list[str]:
 
 def _conditions(own: Mapping[str, Any]) -> str:
     """How these settings differ from those of the papers' tables, as text."""
-    words = [paper_values.DEGREES[own["degree"]]] if own.get("degree") else []
-    words += [f"{messages.percent(own['participation'])} invited"] * (own["participation"] != 1 or bool(words))
-    words += [f"{name} {own[name]}" for name in ("setting", "split", "alpha") if own.get(name)]
-    usual = (None, clients_of(own.get("dataset", "")))
-    words += [f"{own['clients']} clients"] if own.get("clients") not in usual else []
-    words += ["balanced"] * bool(own.get("balanced")) + ["--quick"] * bool(own.get("quick"))
-    words += [f"{own['labels']} labels"] if own.get("labels", "own") != "own" else []
-    words += [f"rotations {own['rotations']}"] if own.get("rotations") not in (None, "none", "train") else []
-    words += [f"{messages.percent(own['train_share'])} of the examples"] if own.get("train_share", 1) != 1 else []
-    words += ["validation data"] * bool(own.get("validation_fraction"))
-    words += [f"{own['holdout_clients']} clients held out"] if own.get("holdout_clients") else []
-    words += [own["lead"]] if own.get("lead") else []
-    full = own.get("width", paper_values.WIDTH) == paper_values.WIDTH
-    words += [] if full else [f"{own['model']} of width {own['width']}"]
-    words += [f"{messages.percent(own['drop_rate'])} dropped"] * bool(own["drop_rate"])
-    if own.get("epochs_range"):
-        words.append("{} to {} epochs".format(*own["epochs_range"]))
+    degree, share = own.get("degree"), own["participation"]
+    invited = f"{messages.percent(share)} invited" if share != 1 or degree else None
+    width = own.get("width", paper_values.WIDTH)
+    words = [
+        degree and paper_values.DEGREES[degree],
+        invited,
+        *(f"{name} {own[name]}" for name in ("setting", "split", "alpha") if own.get(name)),
+        own.get("clients") not in (None, clients_of(own.get("dataset", ""))) and f"{own['clients']} clients",
+        own.get("balanced") and "balanced",
+        own.get("quick") and "--quick",
+        own.get("labels", "own") != "own" and f"{own['labels']} labels",
+        own.get("rotations") not in (None, "none", "train") and f"rotations {own['rotations']}",
+        own.get("train_share", 1) != 1 and f"{messages.percent(own['train_share'])} of the examples",
+        own.get("validation_fraction") and "validation data",
+        own.get("holdout_clients") and f"{own['holdout_clients']} clients held out",
+        own.get("lead"),
+        width != paper_values.WIDTH and f"{own['model']} of width {width}",
+        own["drop_rate"] and f"{messages.percent(own['drop_rate'])} dropped",
+        own.get("epochs_range") and "{} to {} epochs".format(*own["epochs_range"]),
+    ]
     steps = {**paper_values.LOCAL_STEPS, **paper_values.PFLEGO_STEPS}
     words += [f"{name} {own[name]}" for name, value in steps.items() if own.get(name, value) != value]
-    return ", ".join(words) or "all clients"
+    return ", ".join(word for word in words if word) or "all clients"
 
 
 def theorems(name: str, content: ConvergenceResults) -> list[str]:

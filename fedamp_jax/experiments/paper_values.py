@@ -81,7 +81,7 @@ DIGITS_SIGMA = {
 }
 
 PERPLEXITY = 8
-"""Of --sigma auto: about how many others a client listens to (docs/attention.md)."""
+"""Of --sigma auto: about how many others a client gives weight to (docs/attention.md)."""
 
 # Tables 1, 2, 3: BMTA in percent.
 _BMTA = {

@@ -16,8 +16,8 @@ class Jitted:
 
     There that takes two thirds less time for the random numbers of an initial model, and a third less for rounds and
     evaluation. Programs are as fast: loops are vectorized at the first level, too, and what takes long is in libraries
-    (benchmarks/RESULTS.md). Only the transforms of Winograd's algorithm are not, so programs of models with convolutions
-    keep the third level. A level in the environment's XLA_FLAGS is left alone.
+    (benchmarks/RESULTS.md). Only the transforms of Winograd's algorithm are not, so programs of models with
+    convolutions keep the third level. A level in the environment's XLA_FLAGS is left alone.
 
     Args:
         fn: a function of which one argument is `Data`.

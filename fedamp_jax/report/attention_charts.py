@@ -1,4 +1,4 @@
-"""Interactive charts of attention: who listens to whom, to how many, and at which distances, as Plotly figures.
+"""Interactive charts of attention: who gives weight to whom, to how many, and at which distances, as Plotly figures.
 
 A trace whose `meta` is a number belongs to that round: the page shows one round at a time.
 """
@@ -40,8 +40,8 @@ def heat_map(name: str, entry: AttentionHistory, order: np.ndarray, borders: Seq
         figure.add_vline(border, line={"color": RED, "width": 1})
     return figure.update_layout(
         height=400, margin={"l": 45, "r": 10, "t": 10, "b": 45},
-        xaxis={"title": "client that is heard", "type": "category", "constrain": "domain", "showgrid": False},
-        yaxis={"title": "client that listens", "type": "category", "autorange": "reversed", "scaleanchor": "x",
+        xaxis={"title": "client that sends its model", "type": "category", "constrain": "domain", "showgrid": False},
+        yaxis={"title": "client that receives", "type": "category", "autorange": "reversed", "scaleanchor": "x",
                "constrain": "domain", "showgrid": False},
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ def _top(xi: np.ndarray) -> float:
 
 
 def collaborators(entry: AttentionHistory, groups: Sequence[Any] | None) -> go.Figure | None:
-    """How many others each client effectively listens to: over the rounds, a thin line per client and the median."""
+    """To how many others each client gives weight: over the rounds, a thin line per client and the median."""
     counts = np.array([analysis.collaborators(numbers(xi)) for xi in entry["xi"]])  # [S, M]
     if not np.isfinite(counts).any():
         return None

@@ -158,7 +158,10 @@ def _differences(page: Page, runs: Sequence[Shown]) -> None:
         for head, run in zip(heads, runs, strict=True)
     ]  # fmt: skip
     keys = list(dict.fromkeys(key for one in own for key in one))
-    text = lambda one, key: json.dumps(one[key]).strip('"') if key in one else "–"  # noqa: E731
+
+    def text(one: dict[str, Any], key: str) -> str:
+        return json.dumps(one[key]).strip('"') if key in one else "–"
+
     rows = [[key, *(text(one, key) for one in own)] for key in keys]
     page.table(["differing", *(run.name for run in runs)], [row for row in rows if len(set(row[1:])) > 1], kind="text")
     page.pairs("common", {row[0]: row[1] for row in rows if len(set(row[1:])) == 1})

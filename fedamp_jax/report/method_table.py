@@ -113,7 +113,7 @@ def headline(results: RunResults) -> str:
     found = [f"{share[-1]:.0%} in {name}" for name, share in shares.items() if share]
     found = " and ".join([*([", ".join(found[:-1])] if found[1:] else []), *found[-1:]])
     stays = f" Of the weight given to others, {found} stays in the client's own group (chance: {chance or 0:.0%})."
-    return text + stays * bool(found and chance is not None)
+    return text + stays if found and chance is not None else text
 
 
 def table(results: RunResults) -> Table:

@@ -57,9 +57,10 @@ class Page:
         body = ""
         for number, (first, *cells) in enumerate(rows):
             inner = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-            body += f'<tr class="{"best" * (number == best)}"><th scope="row">{escape(first)}</th>{inner}</tr>'
+            body += f'<tr class="{"best" if number == best else ""}"><th scope="row">{escape(first)}</th>{inner}</tr>'
         table = f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
-        self._body += [f'<div class="scroll">{table}</div>'] * bool(rows)
+        if rows:
+            self._body.append(f'<div class="scroll">{table}</div>')
 
     def pairs(self, kind: str, values: Mapping[str, Any]) -> None:
         """A table of names and values."""
@@ -74,20 +75,22 @@ class Page:
                 self._charts[name] = figure
                 heading = f"<h3>{escape(title)}</h3>" if title else ""
                 shown.append(f'<div>{heading}<div class="chart" id="{name}"></div></div>')
-        self._body += [f'<div class="charts">{"".join(shown)}</div>'] * bool(shown)
+        if shown:
+            self._body.append(f'<div class="charts">{"".join(shown)}</div>')
 
     def rounds(self, rounds: Sequence[int]) -> None:
         """A slider that chooses the round of the charts which have several; nothing for a single one."""
         last = len(rounds) - 1
-        self._body += [
-            f'<label class="rounds">Round <input type="range" min="0" max="{last}" value="{last}" '
-            f'data-rounds="{json.dumps(list(rounds))}"><output>round {rounds[-1]}</output></label>'
-        ] * (last > 0)
+        if last > 0:
+            self._body.append(
+                f'<label class="rounds">Round <input type="range" min="0" max="{last}" value="{last}" '
+                f'data-rounds="{json.dumps(list(rounds))}"><output>round {rounds[-1]}</output></label>'
+            )
 
     def html(self) -> str:
         """The whole page."""
         charts = ",".join(f'"{name}":{_json(figure)}' for name, figure in self._charts.items())
-        scripts = [get_plotlyjs()] * bool(self._charts) + [_file("page.js")]
+        scripts = [*([get_plotlyjs()] if self._charts else []), _file("page.js")]
         script = "".join(f"<script>{text}</script>" for text in scripts)
         return (
             f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(self._title)}</title>'

@@ -7,6 +7,8 @@ keys are strings). Files are written atomically.
 import os
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from fedamp_jax.report import figures, run_page
 from fedamp_jax.report.files import write_text
 from fedamp_jax.report.schema import RunResults
@@ -26,9 +28,13 @@ def write(results: RunResults, out_dir: str | os.PathLike[str]) -> Path:
         results: of the run.
         out_dir: the folder, made if needed.
     """
-    out = Path(out_dir)
-    every = {name: draw(results) for name, draw in _FIGURES.items()}
-    drawn = {name: figure for name, figure in every.items() if figure is not None}
+    out, drawn = Path(out_dir), figures_of(results)
     for name, figure in drawn.items():
         figures.save_all(figure, out / name)
     return write_text(out / "report.html", run_page.html(results, list(drawn)))
+
+
+def figures_of(results: RunResults) -> dict[str, Figure]:
+    """The figures of a run by name; those that would be empty are left out."""
+    every = {name: draw(results) for name, draw in _FIGURES.items()}
+    return {name: figure for name, figure in every.items() if figure is not None}

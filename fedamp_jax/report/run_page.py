@@ -24,7 +24,7 @@ _TESTS = """Columns with a reference method: the points by which the row's mean 
 _CURVES = """Mean over clients after each evaluated round. Click on a name in the legend to switch a line off or on,
     double-click to see it alone; drag to zoom, double-click in the chart to see all."""
 _BAND = " Bands: one standard deviation over the seeds."
-_WEIGHTS = """How much of another client's model goes into the cloud model of the client that listens. The diagonal, a
+_WEIGHTS = """How much of another client's model goes into the cloud model of the client in the row. The diagonal, a
     client's own weight, is left out. All rounds of a method have one colour scale, which ends at the 99.5th percentile
     of its weights."""
 _GROUPS = """Red lines separate the true groups of the data, which no method knows. Share of the weight given to others
@@ -34,8 +34,8 @@ _SORTED = "Without groups, clients are sorted so that those with large weights f
 _COLLABORATORS = """The exponential of the entropy of the weights that a client gives to others: k others with equal
     weights count as k. A thin line is a client."""
 _DISTANCES = """Squared distances between the models from which the round's weights follow. A client at a squared
-    distance of several sigma is hardly heard, those much nearer than sigma are heard alike. Distances of 0, such as
-    between equal initial models, are in the first bar."""
+    distance of several sigma gets hardly any weight, those much nearer than sigma get equal weights. Distances of 0,
+    such as between equal initial models, are in the first bar."""
 _CLIENTS = "best: accuracy in the best round of the method. final: in the last round. Percent. Click on a name to sort."
 
 
@@ -119,14 +119,14 @@ def _curves(page: Page, results: RunResults) -> None:
 
 
 def _attention(page: Page, results: RunResults) -> None:
-    """Why somebody is heard: weights, how many are heard, and the distances that decide it."""
+    """Attention: weights, the number of collaborators, and the distances that decide both."""
     methods, groups = results["methods"], results.get("groups")
     drawn = attention_charts.attention(methods, groups)
     if not drawn:
         return
     kinds = {"weights": "weights", "collaborators": "effective collaborators", "distances": "squared distances"}
     notes = {"weights": _WEIGHTS, "collaborators": _COLLABORATORS, "distances": _DISTANCES}
-    page.heading("Who listens to whom")
+    page.heading("Attention weights")
     page.rounds(sorted({k for method in methods.values() for k in (history(method) or {"rounds": []})["rounds"]}))
     for kind, heading in kinds.items():
         figures = {f"{name}: {heading}": figure[kind] for name, figure in drawn.items()}

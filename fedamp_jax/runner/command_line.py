@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from fedamp_jax.driver.signals import Stopped
 from fedamp_jax.report import files
+from fedamp_jax.report.provenance import versions, words
 from fedamp_jax.report.schema import KINDS, Kinds, Results
 from fedamp_jax.runner import help_text, provenance
 from fedamp_jax.runner.experiment import Experiment
@@ -59,7 +60,7 @@ def readable_errors(*, resumable: bool = False) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        command = shlex.join([*(word for word in provenance.words() if word != "--resume"), "--resume"])
+        command = shlex.join([*(word for word in words() if word != "--resume"), "--resume"])
         way_on = f" Resume with: {command}" if resumable else ""
         print(f"\n{str(stop) or 'stopped'}.{way_on}", file=sys.stderr)
         sys.exit(128 + (stop.signal if isinstance(stop, Stopped) else signal.SIGINT))
@@ -93,13 +94,13 @@ def parse(experiment: Experiment, arguments: Sequence[str] | None = None, kinds:
     Raises:
         ValueError: a value is missing, or `--from` names a file whose settings cannot be taken.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    given_words = list(sys.argv[1:] if arguments is None else arguments)
     kind = class_of(experiment)
-    if {"-h", "--help"} & set(words):
+    if {"-h", "--help"} & set(given_words):
         print(help_text.text_of(experiment.name, experiment.text or "", kind))
         sys.exit(0)
     hints = hints_of(kind)
-    read = {"args": in_their_case(words, hints), "config": (tyro.conf.OmitArgPrefixes,), "prog": experiment.name}
+    read = {"args": in_their_case(given_words, hints), "config": (tyro.conf.OmitArgPrefixes,), "prog": experiment.name}
     command: Any = tyro.cli(kind, **read)
     if command.from_results is not None:
         given = settings_in(command.from_results, experiment.name, hints, kinds)
@@ -277,7 +278,7 @@ def accepts(hint: Any, value: Any) -> bool:
 
 def print_other_versions(earlier: Results) -> None:
     """Print which packages had another version in the earlier run, as the last digits of its numbers may differ."""
-    then, now = earlier.get("versions") or {}, provenance.versions()
+    then, now = earlier.get("versions") or {}, versions()
     other = [f"{name} {then[name]} then, {now.get(name)} now" for name in then if then[name] != now.get(name)]
     if other:
         print(f"Other versions than in the earlier run: {'; '.join(other)}.", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +16,10 @@ from fedamp_jax.algorithms.fedamp import distances
 from fedamp_jax.driver.compile_ahead import compiled_ahead
 from fedamp_jax.driver.evaluation import personal_models
 from fedamp_jax.driver.history import Observer
-from fedamp_jax.report import attention_history, files
+from fedamp_jax.report import files
 from fedamp_jax.report.combine import p_values
-from fedamp_jax.report.schema import LastRounds, MethodResults, RunResults
+from fedamp_jax.report.runs import method_results
+from fedamp_jax.report.schema import LastRounds, RunResults
 from fedamp_jax.runner import cost, live, machine, provenance, run_folder
 from fedamp_jax.runner.experiment import Experiment, Prepared, prepare
 from fedamp_jax.runner.messages import readable, say
@@ -27,26 +28,6 @@ from fedamp_jax.runner.options import Options, participation
 
 _SMALL = 2**30
 """Bytes: the last checkpoints of finished methods stay if they take no more together."""
-
-
-def method_results(result: fedamp_jax.Run, paper: float | None, settings: Mapping[str, Any]) -> MethodResults:
-    """One method's entry in results.json; accuracies in percent. `settings` are the method's own."""
-    summary = analysis.accuracy_summary(100.0 * result.accuracy.astype(np.float64), result.rounds)
-    entry = {
-        **summary,
-        "loss": result.loss,
-        "seconds": result.seconds,
-        "first_round_seconds": result.first_seconds,
-        "seconds_per_round": result.seconds_per_round,
-        "rejected": {str(i): int(n) for i, n in enumerate(result.rejected) if n},
-        "paper": paper,
-        "in_group_weight": result.observed.get("in_group_weight"),
-        "ari": result.observed.get("ari"),
-        "xi": None if result.xi is None else result.xi.tolist(),
-        "attention": attention_history.entry(result),
-        "settings": dict(settings),
-    }
-    return cast(MethodResults, entry)
 
 
 def last_rounds(accuracy: np.ndarray, rounds: int) -> LastRounds:

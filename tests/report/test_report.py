@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 import rich.console
 import sigma_sweep
 from plotly.offline import get_plotlyjs
 
+import fedamp_jax
 from fedamp_jax.analysis import holm
 from fedamp_jax.report import charts, figures, files, method_table, report, run_page, styles
 from tests.small_experiments import method_entry
@@ -205,7 +207,7 @@ def test_what_is_missing_is_left_out(results, tmp_path):
     assert sigma_sweep.sigma_sensitivity({"FedAMP": {"sigma": [1.0], "bmta": [None]}}) is None
     page = own(report.write(results, tmp_path).read_text())
     assert {p.stem for p in tmp_path.iterdir()} == {"report", "convergence", "accuracy"}
-    assert "Wilcoxon" not in page and "Who listens" not in page and "Training loss" not in page
+    assert "Wilcoxon" not in page and "Attention weights" not in page and "Training loss" not in page
     assert [table[0][0] for table in cells(page)] == ["method", "client", "setting", "package"]
     assert method_table.headline(results) == "Separate has the highest BMTA, 50.00% (round 4)."
     bare.update(bmta=float("nan"), final=None, mean_accuracy=[float("nan")], best_accuracy=[None], xi=[[1.0]])
@@ -342,3 +344,26 @@ def test_newcomers_without_test_data_are_left_out():
     new = {"clients": [1, 2], "start": [10.0, None], "adapted": [20.0, 40.0]}
     cells = method_table.cells({"methods": {"A": method_entry([50.0, 60.0], new_clients=new)}, "wilcoxon": {}})
     assert dict(zip(cells.head, cells.rows[0]))["new clients (%)"] == "10.00"
+
+
+def test_runs_of_a_program(tmp_path):
+    """Figures, page and files of `Run`s, with groups and weights. Failed with accuracies of 0 to 1, and without xi."""
+    train, test, groups = fedamp_jax.data.federation("digits")
+    task = fedamp_jax.models.mlp(classes=10, hidden=(4,), shape=(8, 8))
+    solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=1)
+    methods = {
+        "FedAMP": fedamp_jax.fedamp(task, solver, sigma=1.6, self_weight=0.25),
+        "FedAvg": fedamp_jax.fedavg(task, solver),
+    }
+    runs = {name: fedamp_jax.run(task, one, train, test, rounds=2, progress=False) for name, one in methods.items()}
+    made = fedamp_jax.report.of_runs(runs, groups, title="my study", dataset="digits", settings={"lr": 0.1})
+    assert set(made.figures) == {"convergence", "accuracy", "xi"}
+    page = made.write(tmp_path).read_text()
+    assert "my study on digits" in page and (tmp_path / "xi.png").exists() and (tmp_path / "history.csv").exists()
+    stored = files.load(tmp_path / "results.json")
+    assert stored["methods"]["FedAvg"]["final"] == pytest.approx(100 * runs["FedAvg"].accuracy[-1].mean())
+    assert stored["wilcoxon"]["FedAMP"]["FedAvg"] is not None and stored["settings"] == {"lr": 0.1}
+    with pytest.raises(ValueError, match="all runs must have the same clients, got .*'groups': 3"):
+        fedamp_jax.report.of_runs(runs, groups[:3])
+    with pytest.raises(ValueError, match="at least one run"):
+        fedamp_jax.report.of_runs({})

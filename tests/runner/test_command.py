@@ -16,7 +16,8 @@ import fedamp_jax
 from fedamp_jax import __main__ as fedamp
 from fedamp_jax.algorithms.registry import METHODS
 from fedamp_jax.experiments import fedamp_paper
-from fedamp_jax.runner import command_line, provenance, run_folder
+from fedamp_jax.report.provenance import words
+from fedamp_jax.runner import command_line, run_folder
 from tests.small_experiments import command, parsed, practical, read
 
 
@@ -52,8 +53,8 @@ def test_help_is_one_screen(name, capsys):
     assert set(re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE)) == options | {"--seeds", "--from"}
     examples = [shlex.split(line, comments=True) for line in shown.partition("examples:\n")[2].splitlines()]
     assert 2 <= len(examples) <= 4
-    for program, which, *words in examples:
-        assert (program, which) == ("fedamp", name) and parsed(name, *words).variants
+    for program, which, *rest in examples:
+        assert (program, which) == ("fedamp", name) and parsed(name, *rest).variants
 
 
 @pytest.mark.parametrize("name", fedamp.EXPERIMENTS)
@@ -156,6 +157,6 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
 def test_words(monkeypatch):
     """Of the command that started the process. Failed with `python` before `fedamp`."""
     monkeypatch.setattr(sys, "argv", ["fedamp practical", "--quick"])
-    assert provenance.words() == ["fedamp", "practical", "--quick"]
+    assert words() == ["fedamp", "practical", "--quick"]
     monkeypatch.setattr(sys, "argv", ["experiments/practical.py", "--quick"])
-    assert provenance.words() == ["python", "experiments/practical.py", "--quick"]
+    assert words() == ["python", "experiments/practical.py", "--quick"]
