@@ -45,15 +45,22 @@ class Case(NamedTuple):
         return self.kind != "mlp"
 
     @property
+    def traits(self) -> tuple[bool, bool, int]:
+        """What its candidates depend on: whether it convolves, whether it pools, its clients."""
+        return self.convolves, self.pools, self.clients
+
+    @property
     def steps(self) -> int:
         """Of one client in a pass."""
         return -(-self.examples // self.batch)
 
-    def algorithm(self, dtype: str = "float32", epochs: int | None = None) -> fedamp_jax.Algorithm:
-        """FedAMP with Adam, as the papers train, computing in `dtype`."""
+    def algorithm(
+        self, dtype: str = "float32", epochs: int | None = None, optimizer: Any = None
+    ) -> fedamp_jax.Algorithm:
+        """FedAMP with Adam, as the papers train, or another optimizer, computing in `dtype`."""
         settings = {**dict(self.options), "shape": self.shape, "compute_dtype": jnp.dtype(dtype)}
         task = getattr(fedamp_jax.models, self.kind)(self.classes, **settings)
-        solver = fedamp_jax.Solver(optax.adam(1e-3), epochs or self.epochs, self.batch)
+        solver = fedamp_jax.Solver(optimizer or optax.adam(1e-3), epochs or self.epochs, self.batch)
         return fedamp_jax.fedamp(task, solver, sigma=100.0, self_weight=0.05)
 
     def data(self, clients: int | None = None, examples: int | None = None) -> fedamp_jax.Data:

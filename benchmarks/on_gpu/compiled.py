@@ -35,6 +35,6 @@ def described(case: Case, candidate: Candidate) -> dict[str, Any]:
 def jobs(settings: Settings, name: str) -> Iterator[Job]:
     """Every candidate of a model, but the precisions: they change the arithmetic, which no compiler estimates."""
     case = cases(settings.tiny)[name]
-    for candidate in grid(case.convolves, case.pools, case.clients):
+    for candidate in grid(*case.traits):
         if candidate.precision == "tf32":
             yield candidate.name, lambda c=candidate: described(case, c)

@@ -11,13 +11,10 @@ from on_gpu.rounds import best, measured
 def jobs(settings: Settings) -> Iterator[Job]:
     """The default round of the model whose kernels are smallest and most, its fastest one, then the digits' one."""
     every = cases(settings.tiny)
-    case = every["mnist-cnn"]
-    usual = default(case.convolves, case.pools, case.clients)
-    found = best(settings.results.rows("rounds mnist-cnn"))
-    for candidate in (usual,) if found in (None, usual) or settings.tiny else (usual, found):
+    case, small = every["mnist-cnn"], every["digits-mlp"]
+    usual, found = default(*case.traits), best(settings.results.rows("rounds mnist-cnn"))
+    candidates = [] if settings.tiny else [usual] if found in (None, usual) else [usual, found]
+    for candidate in candidates:
         yield f"mnist-cnn {candidate.name}", lambda c=candidate: measured(case, c, settings)
-    if settings.tiny:
-        return
-    small = every["digits-mlp"]
-    candidate = default(small.convolves, small.pools, small.clients)
+    candidate = default(*small.traits)
     yield f"digits-mlp {candidate.name}", lambda: measured(small, candidate, settings)

@@ -64,4 +64,5 @@ def launches(steps: int) -> dict[str, Any]:
     compiling = time.perf_counter() - began
     found = median(lambda: program(a))
     kernels = launched(program.as_text() or "").kernels
-    return {**found, "kernels": kernels, "us_per_kernel": 1e6 * found["seconds"] / kernels, "compiling": compiling}
+    each = 1e6 * found["seconds"] / max(kernels, 1)
+    return {**found, "kernels": kernels, "us_per_kernel": each, "compiling": compiling}

@@ -44,13 +44,14 @@ class Probe:
             lowered = compiled_round.lower(algorithm.round, shapes, self._data, self._key)
             self.program = lowered.compile()
             self.compiling = time.perf_counter() - began
-        self._state = numbers(shapes)
+        self._shapes, self._state = shapes, None
 
     def run(self, steps: int) -> float:
         """Seconds of a round in which one chunk trains that many steps of each pass; with 0 nobody does."""
         size = jnp.full(self._data.size.shape, min(steps * self.case.batch, self.case.examples), jnp.int32)
         online = (jnp.arange(len(size)) < self.once) & (steps > 0)
         data = self._data._replace(size=jnp.maximum(size, 1), online=online)
+        self._state = numbers(self._shapes) if self._state is None else self._state
         jax.block_until_ready((data, self._state))
         began = time.perf_counter()
         self._state, info = self.program(self._state, data, self._key)
@@ -85,6 +86,13 @@ class Probe:
             "spread": [min(times[counts[-1]]), max(times[counts[-1]])],
         }  # fmt: skip
 
+    def fitting(self) -> int:
+        """How many clients side by side fit into the memory, by what the compiler says of this many."""
+        need, room = memory.need(self.program), memory.room(jax.devices()[0])
+        if room is None or need.held + need.working <= room:
+            return self.once
+        return max(1, min(self.once - 1, (room - 2 * need.held) * self.once // need.working))
+
     def described(self) -> dict[str, Any]:
         """What the compiler says: kernels and bytes of the paper's round, and the program's memory."""
         case, need = self.case, memory.need(self.program)
@@ -111,16 +119,12 @@ def numbers(shapes: Any) -> Any:
 
 
 def measured(case: Case, candidate: Candidate, settings: Settings) -> dict[str, Any]:
-    """A row. Where not all clients fit side by side, half as many are tried, and so on; `together` says how many."""
-    while True:
-        try:
-            probe = Probe(case, candidate)
-            found = probe.whole(3, 0.3 * max(3.0, settings.left))
-            break
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error) or candidate.together <= 16:
-                raise
-            candidate = candidate._replace(together=candidate.together // 2)
+    """A row. Where not all clients fit side by side, as many as do are; `together` says how many."""
+    probe = Probe(case, candidate)
+    while probe.fitting() < probe.once:
+        candidate = candidate._replace(together=probe.fitting())
+        probe = Probe(case, candidate)
+    found = probe.whole(3, 0.3 * max(3.0, settings.left))
     described: dict[str, Any] = {}
     with contextlib.suppress(KeyError, ValueError, AssertionError):  # a newer compiler may write otherwise
         described = probe.described()
@@ -140,8 +144,8 @@ def best(rows: list[dict[str, Any]]) -> Candidate | None:
 def jobs(settings: Settings, name: str) -> Iterator[Job]:
     """The default first, then lowerings and clients side by side, then the fastest of them otherwise, then the rest."""
     case = cases(settings.tiny)[name]
-    every = grid(case.convolves, case.pools, case.clients)
-    usual = default(case.convolves, case.pools, case.clients)
+    every = grid(*case.traits)
+    usual = default(*case.traits)
     first = [c for c in every if c.precision == "tf32" and c.pooling == usual.pooling]
     named = lambda c: (c.name, lambda: measured(case, c, settings))  # noqa: E731
     yield named(usual)

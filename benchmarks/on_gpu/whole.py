@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import fedamp_jax
 from on_gpu.cases import Case, cases
@@ -18,9 +19,12 @@ TOLERANCE = 1e-5
 
 
 def small(case: Case) -> tuple[fedamp_jax.Algorithm, fedamp_jax.Data]:
-    """A round that a CPU trains in seconds: 3 clients, 2 steps each."""
+    """A round that a CPU trains in seconds: 3 clients, 2 steps each.
+
+    By gradient descent: Adam divides by a gradient's size, also where it is nothing but rounding.
+    """
     case = case._replace(epochs=1, examples=2 * case.batch if case.steps > 1 else case.examples)
-    return case.algorithm(), case.data(clients=3)
+    return case.algorithm(optimizer=optax.sgd(0.1)), case.data(clients=3)
 
 
 def one_round(algorithm: fedamp_jax.Algorithm, data: fedamp_jax.Data, device: Any, precision: str) -> Any:
@@ -83,7 +87,9 @@ def jobs(settings: Settings) -> Iterator[Job]:
     cnn, resnet, mlp, digits = every
     order = [(cnn, True), (cnn, False), (resnet, False), (digits, True), (resnet, True), (mlp, False), (digits, False),
              (mlp, True)]  # fmt: skip
-    for name, small_one in order[:2] if settings.tiny else order:
+    if settings.tiny:
+        order = [(digits, True), (digits, False)]
+    for name, small_one in order:
         if small_one:
             yield f"{name} reproduced", lambda c=every[name]: reproduced(c)
         else:
