@@ -408,8 +408,8 @@ MUTATIONS = [
     Mutation("p-of-other-clients", "fedamp_jax/report/files.py", "for key in _OF_CLIENTS)", 'for key in ("seed", "seeds"))', "tests/runner/test_compare.py -k same_clients"),
     Mutation("paper-beside-other-labels", "fedamp_jax/experiments/paper_values.py", ' and own.get("labels", "own") == "own"', "", "tests/runner/test_experiment.py -k papers_values_are"),
     Mutation("dirichlet-in-no-table", "experiments/studies/rows.py", 'row.head["experiment"] in paper_values.PAPER_SIGMA and ', "", "tests/studies/test_tables.py -k other_settings"),
-    Mutation("width-unnamed", "experiments/studies/tables.py", "[] if full else", "[] if True else", "tests/studies/test_tables.py -k other_settings"),
-    Mutation("validation-unnamed", "experiments/studies/tables.py", '["validation data"] * bool(own.get("validation_fraction"))', "[]", "tests/studies/test_tables.py -k other_settings"),
+    Mutation("width-unnamed", "experiments/studies/tables.py", "width != paper_values.WIDTH and", "False and", "tests/studies/test_tables.py -k other_settings"),
+    Mutation("validation-unnamed", "experiments/studies/tables.py", 'own.get("validation_fraction") and "validation data",', '', "tests/studies/test_tables.py -k other_settings"),
     Mutation("seeds-unchecked", "fedamp_jax/runner/grid.py", 'check_integer("--seeds", seed, low=0)', "pass", "tests/runner/test_experiment.py -k negative"),
     Mutation("omniglot-side-by-side", 'fedamp_jax/experiments/omniglot.py', 'machine = dataclasses.replace(machine, chunk=1)', 'pass', 'tests/runner/test_dry_run.py -k omniglot_without'),
     # Clients without examples, losses that are no numbers, what stays at home.

@@ -228,8 +228,9 @@ Kinds: TypeAlias = Mapping[str, Kind]
 KINDS: Kinds = {
     **dict.fromkeys(("iid", "pathological", "practical"), Kind(settings=ModelSettings)),
     **dict.fromkeys(("degrees", "omniglot"), Kind(method=ScoredMethodResults)),
+    "dirichlet": Kind(),
 }
-"""By experiment; others hold what every result file holds."""
+"""By experiment; of others, such as a program's own runs, the settings may be any."""
 
 
 def check_results(content: Any, kinds: Kinds = KINDS) -> Results:
@@ -243,7 +244,7 @@ def check_results(content: Any, kinds: Kinds = KINDS) -> Results:
         ValueError: something is missing, or is not an object where it should be one.
     """
     check(Head, content, "it")
-    kind = kinds.get(str(content["experiment"]), Kind())
+    kind = kinds.get(str(content["experiment"]), Kind(settings=dict))
     if kind.content is not None:
         check(kind.content, content, "it")
         check(kind.settings, content["settings"], "settings")

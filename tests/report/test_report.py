@@ -363,7 +363,7 @@ def test_runs_of_a_program(tmp_path):
     stored = files.load(tmp_path / "results.json")
     assert stored["methods"]["FedAvg"]["final"] == pytest.approx(100 * runs["FedAvg"].accuracy[-1].mean())
     assert stored["wilcoxon"]["FedAMP"]["FedAvg"] is not None and stored["settings"] == {"lr": 0.1}
-    with pytest.raises(ValueError, match="all runs must have the same clients, got .*'groups': 3"):
+    with pytest.raises(ValueError, match=r"all runs must have the same clients, got .*'groups': 3"):
         fedamp_jax.report.of_runs(runs, groups[:3])
     with pytest.raises(ValueError, match="at least one run"):
         fedamp_jax.report.of_runs({})
