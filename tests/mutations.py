@@ -70,6 +70,9 @@ MUTATIONS = [
              "tests/engine/test_solver.py"),
     Mutation("solver-shuffles", "fedamp_jax/engine/solver.py", "epochs=epochs, shuffle=solver.shuffle)", "epochs=epochs)", "tests/engine/test_solver.py -k unshuffled_training"),
     Mutation("pfedme-shuffles", "fedamp_jax/algorithms/pfedme.py", "shuffle=solver.shuffle)", "shuffle=True)", "tests/engine/test_solver.py -k pfedme"),
+    Mutation("value-without-penalty", "fedamp_jax/engine/solver.py", "[] if penalty is None else [penalty.value(combine(trained, frozen))]", "[]", "tests/engine/test_solver.py -k lbfgs"),
+    Mutation("value-without-correction", "fedamp_jax/engine/solver.py", "parts += jax.tree.leaves(jax.tree.map(lambda w, c: jnp.sum(w * c), trained, shift))", "pass", "tests/engine/test_solver.py -k lbfgs"),
+    Mutation("prox-value", "fedamp_jax/engine/solver.py", "return self.weight / 2 * sum(", "return self.weight * sum(", "tests/engine/test_solver.py -k values_of"),
     # Clients.
     Mutation("key-by-position", "fedamp_jax/engine/clients.py", "jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(data.id)",
              "jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.arange(len(data.id)))",

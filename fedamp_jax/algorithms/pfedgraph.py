@@ -97,3 +97,9 @@ class Alignment(NamedTuple):
         inverse = jnp.where(defined, jax.lax.rsqrt(jnp.where(defined, ww * uu, 1.0)), 0.0)
         along = wu * inverse / jnp.where(defined, ww, 1.0)
         return jax.tree.map(lambda w, u: -self.weight * (inverse * u - along * w), params, self.center)
+
+    def value(self, params: PyTree) -> Array:
+        """`-weight * cos(w, u)`, 0 where one of them is zero."""
+        product = _dot(params, params) * _dot(self.center, self.center)
+        inverse = jnp.where(product > 0, jax.lax.rsqrt(jnp.where(product > 0, product, 1.0)), 0.0)
+        return -self.weight * _dot(params, self.center) * inverse

@@ -23,6 +23,10 @@ class Penalty(Protocol):
         """Its gradient, a tree like `params`."""
         ...
 
+    def value(self, params: PyTree) -> Array:
+        """The term itself, `[]` float32, for optimizers that compare values of the objective."""
+        ...
+
 
 class Prox(NamedTuple):
     """The penalty `weight / 2 * ||w - center||^2` on the trained parameters.
@@ -40,6 +44,11 @@ class Prox(NamedTuple):
         weight = self.weight  # read once: a tracer of its own for each leaf costs compile time
         return jax.tree.map(lambda w, c: weight * (w - c), params, self.center)
 
+    def value(self, params: PyTree) -> Array:
+        """`weight / 2 * ||w - center||^2`."""
+        parts = jax.tree.map(lambda w, c: jnp.sum(jnp.square(w - c)), params, self.center)
+        return self.weight / 2 * sum(jax.tree.leaves(parts), jnp.zeros((), jnp.float32))
+
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
@@ -48,7 +57,9 @@ class Solver:
     Attributes:
         optimizer: an optax optimizer, or a function `round [] int32 -> optimizer` for learning rates that follow a
             schedule of the round. A schedule inside an optax optimizer counts steps, and from 0 again in each round
-            unless `keep_optimizer`; a warning says so where it can be detected.
+            unless `keep_optimizer`; there is a warning where it can be detected. Optimizers that ask for more than the
+            gradient, such as `optax.lbfgs` and `optax.contrib.reduce_on_plateau`, get the minibatch's objective: its
+            `value`, its gradient `grad` and the function `value_fn`, with the method's penalty and correction.
         epochs: passes over the client's data in a round; a pair `(low, high)` draws a whole number uniformly from
             `low..high` for each client and round (the paper's heterogeneous training: `(1, 19)`).
         batch_size: examples per step. The last batch of a pass holds what is left.
@@ -178,6 +189,26 @@ class Local(NamedTuple):
     optimizer: PyTree = ()
 
 
+def _update(
+    optimizer: optax.GradientTransformation,
+    grads: PyTree,
+    state: PyTree,
+    params: PyTree,
+    objective: Callable[[PyTree], Array],
+) -> tuple[PyTree, PyTree]:
+    """One step of an optimizer, with the value of the objective if it asks for it.
+
+    Optax does not say which optimizers do; those raise a TypeError without. Others are traced as ever, without a second
+    pass through the model.
+    """
+    try:
+        return optimizer.update(grads, state, params)
+    except TypeError:
+        if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
+            raise
+    return optimizer.update(grads, state, params, value=objective(params), grad=grads, value_fn=objective)
+
+
 def solve(
     task: Task,
     solver: Solver,
@@ -224,15 +255,23 @@ def solve(
         return task.loss(Variables(combine(trained, frozen), stats), batch, key)
 
     def step(carry: tuple, batch: Batch, key: Array) -> tuple:
-        trained, stats, opt_state, total = carry
-        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(trained, stats, batch, key)
+        trained, stats_before, opt_state, total = carry
+        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(trained, stats_before, batch, key)
         if penalty is not None:
             pull = partition(penalty.gradient(combine(trained, frozen)), trainable)[0]
             grads = jax.tree.map(jnp.add, grads, pull)
         if shift is not None:
             grads = jax.tree.map(jnp.add, grads, shift)
+
+        def objective(trained: PyTree) -> Array:
+            parts = [loss(trained, stats_before, batch, key)[0]]
+            parts += [] if penalty is None else [penalty.value(combine(trained, frozen))]
+            if shift is not None:
+                parts += jax.tree.leaves(jax.tree.map(lambda w, c: jnp.sum(w * c), trained, shift))
+            return sum(parts[1:], parts[0])
+
         with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer count
-            updates, opt_state = optimizer.update(grads, opt_state, trained)
+            updates, opt_state = _update(optimizer, grads, opt_state, trained, objective)
         return optax.apply_updates(trained, updates), stats, opt_state, total + value
 
     carry = (trained, start.stats, opt_state, jnp.zeros((), jnp.float32))

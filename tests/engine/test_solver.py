@@ -13,9 +13,10 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Solver, Variables
+from fedamp_jax.algorithms.pfedgraph import Alignment
 from fedamp_jax.engine import for_each_minibatch
 from fedamp_jax.engine.minibatches import full_gradient, mean_loss, minibatch_order, share_of
-from fedamp_jax.engine.solver import solve
+from fedamp_jax.engine.solver import Prox, solve
 from tests.registry import federation, run_rounds, tiny_task
 
 KEY = jax.random.key(4)
@@ -287,3 +288,62 @@ print(jax.device_count())
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "3"
+
+
+# --- optimizers that ask for more than the gradient -------------------------------------------------------------------
+
+
+def quadratic(matrix, target):
+    """`loss = (w - target)' matrix (w - target) / 2`, whatever the data."""
+
+    def loss(variables, batch, key):
+        away = variables.params["w"] - target
+        return away @ matrix @ away / 2, variables.stats
+
+    return fedamp_jax.Task(lambda key: Variables({"w": jnp.zeros(2)}, {}), loss, lambda variables, x: x)
+
+
+@pytest.mark.parametrize("extra", ["nothing", "penalty", "correction"])
+def test_lbfgs_minimizes_the_objective(extra):
+    """Its line search sees the loss, the penalty and the correction.
+
+    Failed with a TypeError of optax, and with the value of the loss alone, by which the line search stops early.
+    """
+    matrix, target, center = jnp.array([[30.0, 3.0], [3.0, 1.0]]), jnp.array([1.0, -2.0]), jnp.array([4.0, 4.0])
+    shift, weight = jnp.array([5.0, -5.0]), 20.0
+    given, h, g = {}, np.asarray(matrix, np.float64), np.asarray(matrix @ target, np.float64)
+    if extra == "penalty":
+        given = {"penalty": Prox({"w": center}, jnp.float32(weight))}
+        h, g = h + weight * np.eye(2), g + weight * np.asarray(center)
+    if extra == "correction":
+        given, g = {"correction": {"w": shift}}, g - np.asarray(shift)
+    solver = Solver(optax.lbfgs(), epochs=12, batch_size=10)
+    start = Variables({"w": jnp.array([3.0, 3.0])}, {})
+    found, _ = solve(quadratic(matrix, target), solver, client(), start, KEY, epochs=12, k=jnp.int32(0), **given)
+    np.testing.assert_allclose(found.variables.params["w"], np.linalg.solve(h, g), atol=2e-3)
+
+
+def test_a_plateau_lowers_the_rate():
+    """With the value of the minibatch's loss, which cannot fall below its minimum. Failed with a TypeError of optax."""
+    task = quadratic(jnp.eye(2), jnp.zeros(2))
+    optimizer = optax.chain(optax.sgd(0.5), optax.contrib.reduce_on_plateau(factor=0.1, patience=2))
+    solver = Solver(optimizer, epochs=9, batch_size=10, keep_optimizer=True)
+    start = Variables({"w": jnp.zeros(2)}, {})
+    found, _ = solve(
+        task, solver, client(), start, KEY, epochs=9, k=jnp.int32(0), optimizer_state=optimizer.init(start.params)
+    )
+    assert float(found.optimizer[-1].scale) < 0.2
+
+
+def test_these_optimizers_train_all_clients():
+    """In a compiled round of FedAMP, side by side, with one compilation. Failed with a TypeError of optax."""
+    algorithm = fedamp_jax.fedamp(tiny_task(), Solver(optax.lbfgs(), 2, 4), sigma=1.0, self_weight=0.5)
+    for info in run_rounds(algorithm, federation(), 2)[1]:
+        assert np.isfinite(np.asarray(info.loss)).all() and not np.asarray(info.rejected).any()
+
+
+def test_values_of_penalties():
+    """Their gradients are those of their values. Failed with `weight * ||w - center||^2`."""
+    params, center = {"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([-1.0, 0.5])}
+    for penalty in (Prox(center, jnp.float32(0.7)), Alignment(center, jnp.float32(0.7))):
+        chex.assert_trees_all_close(jax.grad(penalty.value)(params), penalty.gradient(params), rtol=1e-5)
