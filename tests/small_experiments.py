@@ -1,5 +1,6 @@
 """What the tests of the experiments share."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -51,6 +52,16 @@ def small_federation():
     rng = np.random.default_rng(0)
     sets = [fedamp_jax.data.from_lists([rng.normal(size=(6, 3)) for _ in range(4)], [[0, 1, 0, 1, 0, 1]] * 4)] * 2
     return fedamp_jax.data.Federation(*sets, np.array([0, 0, 1, 1], np.int32))
+
+
+TINY = dataclasses.replace(
+    EXPERIMENTS["practical"],
+    clients=lambda options: fedamp_jax.data.balanced(small_federation()),
+    model=lambda options, federation: fedamp_jax.models.mlp(2, hidden=(4,), shape=(3,)),
+)
+"""The practical setting with four small clients."""
+
+tiny = main_of(TINY)
 
 
 def method_entry(accuracy, rounds=1, **changes):

@@ -9,7 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedamp_jax.driver.history import mean_of
 from fedamp_jax.types import Metric
 
-_SECONDS = 5.0  # from one line to the next: a round of a small model takes milliseconds
+SECONDS = 5.0
+"""From one line to the next: a round of a small model takes milliseconds."""
 
 
 def note_of(metric: Metric, scores: np.ndarray) -> str:
@@ -23,7 +24,7 @@ def note_of(metric: Metric, scores: np.ndarray) -> str:
 class Shown:
     """Shows how far a run is: a bar in a terminal; elsewhere (a pipe, nohup, SLURM) a line every few seconds.
 
-    The last round always has its line.
+    The last evaluation always has its line.
 
     Args:
         label: what the run is called.
@@ -34,7 +35,7 @@ class Shown:
 
     def __init__(self, label: str, rounds: int, done: int, shown: bool):
         self._label, self._rounds, self._first, self._began = label, rounds, done, time.monotonic()
-        self._printed = self._began
+        self._printed, self._unprinted = self._began, ""
         what, note = TextColumn("{task.description:<17}"), TextColumn("{task.fields[note]}")
         said = (what, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn(), TimeRemainingColumn())
         self._bar = Progress(*said, disable=not shown)
@@ -48,17 +49,23 @@ class Shown:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if self._unprinted:
+            print(self._unprinted, flush=True)
         self._bar.stop()
 
     def update(self, k: int, note: str | None) -> None:
-        """Round `k`, 1-based, is done; `note_of` its main metric if it was evaluated."""
+        """Round `k`, 1-based, is done; what `note_of` says of its main metric if it was evaluated."""
         fields: dict[str, Any] = {} if note is None else {"note": note}
         if k == self._first + 1 and note is None:
             fields = {"note": ""}  # no longer compiling
         self._bar.update(self._task, completed=k, **fields)
+        if not self._lines or note is None:
+            return
         now = time.monotonic()
-        if self._lines and note is not None and (k == self._rounds or now - self._printed >= _SECONDS):
-            took, self._printed = now - self._began, now
-            left = took / (k - self._first) * (self._rounds - k)
-            text = f"{self._label}: round {k} of {self._rounds}, {note}, {took:.0f} s"
-            print(f"{text}, about {left:.0f} s left" if left else text, flush=True)
+        took = now - self._began
+        left = took / (k - self._first) * (self._rounds - k)
+        text = f"{self._label}: round {k} of {self._rounds}, {note}, {took:.0f} s"
+        self._unprinted = f"{text}, about {left:.0f} s left" if left else text
+        if now - self._printed >= SECONDS:
+            print(self._unprinted, flush=True)
+            self._unprinted, self._printed = "", now

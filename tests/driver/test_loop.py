@@ -16,6 +16,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Checkpoint, Participation, Placement
+from fedamp_jax.driver import progress
 from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
@@ -102,14 +103,18 @@ def test_compiling_again_is_no_round(tmp_path, monkeypatch):
     assert single.seconds_per_round is None
 
 
-def test_a_line_for_each_evaluation_where_there_is_no_terminal(capsys):
-    """In a pipe or a log. Failed with a bar, which is drawn once at the end there, and with a line for every round."""
+def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    """In a pipe or a log: of evaluations, one every few seconds, and the last one. Failed with a bar, which is drawn once
+    at the end there, with a line for every round, and with 1,800 lines for two minutes of work.
+    """
     task, algorithm = make(find("separate"))
     clients = federation()
-    fedamp_jax.run(task, algorithm, clients, clients, rounds=5, evaluate_every=2, progress="Separate")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[0] for line in lines] == [f"Separate: round {k} of 5" for k in (2, 4, 5)]
-    assert "left" in lines[0] and "left" not in lines[2]
+    for seconds, rounds in ((0.0, (2, 4, 5)), (60.0, (5,))):
+        monkeypatch.setattr(progress, "SECONDS", seconds)
+        fedamp_jax.run(task, algorithm, clients, clients, rounds=5, evaluate_every=2, progress="Separate")
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split(",")[0] for line in lines] == [f"Separate: round {k} of 5" for k in rounds]
+        assert all(("left" in line) == (k < 5) for line, k in zip(lines, rounds, strict=True))
 
 
 def test_the_placement_of_a_run():

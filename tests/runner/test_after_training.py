@@ -10,7 +10,7 @@ import fedamp_jax
 from fedamp_jax.placement import OnMesh, client_mesh
 from fedamp_jax.runner import newcomers, run_folder
 from fedamp_jax.runner.options import Training
-from tests.small_experiments import command, practical, read
+from tests.small_experiments import command, practical, read, tiny
 
 SHORT = ("--epochs", "1", "--methods", "FedAvg", "FedAMP")
 
@@ -27,14 +27,14 @@ def test_more_rounds_go_on_from_the_last(tmp_path, monkeypatch, capsys):
     Failed with checkpoints that were removed, with rounds in their fingerprint, and when results were overwritten.
     """
     out = tmp_path / "out"
-    command(monkeypatch, practical, "--rounds", 2, *SHORT, "--save-models", "--out", out)
+    command(monkeypatch, tiny, "--rounds", 2, *SHORT, "--save-models", "--out", out)
     first = numbers(out)
     trained = []
     monkeypatch.setattr("fedamp_jax.driver.loop.round", counted(trained))
-    command(monkeypatch, practical, "--rounds", 3, *SHORT, "--out", out, "--resume")
+    command(monkeypatch, tiny, "--rounds", 3, *SHORT, "--out", out, "--resume")
     assert len(trained) == 2 and "The results of 2 rounds stay in" in capsys.readouterr().out
     straight = tmp_path / "straight"
-    command(monkeypatch, practical, "--rounds", 3, *SHORT, "--out", straight, "--keep-checkpoints", "never")
+    command(monkeypatch, tiny, "--rounds", 3, *SHORT, "--out", straight, "--keep-checkpoints", "never")
     assert numbers(out) == numbers(straight) and read(out)["rounds"] == 3
     earlier = json.loads((out / "results-2-rounds.json").read_text())
     assert earlier["methods"]["FedAMP"]["accuracy"] == first["FedAMP"][0]
@@ -42,12 +42,12 @@ def test_more_rounds_go_on_from_the_last(tmp_path, monkeypatch, capsys):
     assert [path.name for path in (out / "checkpoints" / "FedAMP").iterdir()] == ["3"]
     assert not (straight / "checkpoints" / "FedAMP").exists()
     with pytest.raises(SystemExit):
-        command(monkeypatch, practical, "--rounds", 2, *SHORT, "--out", out, "--resume")
+        command(monkeypatch, tiny, "--rounds", 2, *SHORT, "--out", out, "--resume")
     assert "rounds: 3 there, 2 now" in capsys.readouterr().err
     # Without its checkpoint a method is trained from the beginning, and comes out the same.
     run_folder.remove(out / "checkpoints" / "FedAMP")
     (out / "results.json").rename(out / "elsewhere")
-    command(monkeypatch, practical, "--rounds", 3, *SHORT, "--out", out, "--resume")
+    command(monkeypatch, tiny, "--rounds", 3, *SHORT, "--out", out, "--resume")
     assert numbers(out) == numbers(straight) and len(trained) == 2 + 3 + 3 + 3
 
 
@@ -64,10 +64,10 @@ def counted(calls):
 def test_a_checkpoint_of_more_rounds_is_refused(tmp_path, monkeypatch, capsys):
     """It would be taken for a result of fewer. Failed without the check, with 3 rounds in results of 2."""
     out = tmp_path / "out"
-    command(monkeypatch, practical, "--rounds", 3, *SHORT, "--out", out)
+    command(monkeypatch, tiny, "--rounds", 3, *SHORT, "--out", out)
     (out / "results.json").unlink()
     with pytest.raises(SystemExit):
-        command(monkeypatch, practical, "--rounds", 2, *SHORT, "--out", out, "--resume")
+        command(monkeypatch, tiny, "--rounds", 2, *SHORT, "--out", out, "--resume")
     assert "has 3 rounds, more than --rounds 2" in capsys.readouterr().err
 
 
@@ -79,7 +79,7 @@ def test_no_finished_method_is_lost(tmp_path, monkeypatch):
     from fedamp_jax.runner import train
 
     out = tmp_path / "out"
-    command(monkeypatch, practical, "--rounds", 1, "--epochs", 1, "--methods", "FedAMP", "--out", out)
+    command(monkeypatch, tiny, "--rounds", 1, "--epochs", 1, "--methods", "FedAMP", "--out", out)
     one, seen = train.train_one, []
 
     def dies(run, name, *args, **kwargs):
@@ -90,7 +90,7 @@ def test_no_finished_method_is_lost(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "train_one", dies)
     with pytest.raises(SystemExit):
-        command(monkeypatch, practical, "--rounds", 1, "--epochs", 1, "--methods", "FedAvg", "Separate", "FedAMP",
+        command(monkeypatch, tiny, "--rounds", 1, "--epochs", 1, "--methods", "FedAvg", "Separate", "FedAMP",
                 "--resume", "--out", out)  # fmt: skip
     assert seen == ["Separate", "FedAvg"] and set(read(out)["methods"]) == {"Separate", "FedAMP"}
 

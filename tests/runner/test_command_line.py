@@ -22,7 +22,7 @@ from fedamp_jax.experiments.catalogue import EXPERIMENTS
 from fedamp_jax.report import figures, files
 from fedamp_jax.runner import command_line, compare, grid, machine, provenance
 from fedamp_jax.runner.experiment import prepare
-from tests.small_experiments import command, main_of, method_entry, options_of, parsed, practical, read
+from tests.small_experiments import command, main_of, method_entry, options_of, parsed, practical, read, tiny
 
 
 def written(path, experiment, variants, methods=("FedAMP", "Separate"), seeds=()):
@@ -191,11 +191,11 @@ def test_wrong_hyperparameters_are_refused(words, message, tmp_path, monkeypatch
 def test_hyperparameters_reach_the_methods(tmp_path, monkeypatch):
     """FedProx with mu = 0 is FedAvg, and the results say so. Failed when only the settings had the value."""
     short = ("--quick", "--rounds", 2, "--methods", "FedAvg", "FedProx", "--out")
-    command(monkeypatch, practical, *short, tmp_path / "a", "--set", "fedprox.mu=0")
+    command(monkeypatch, tiny, *short, tmp_path / "a", "--set", "fedprox.mu=0")
     found = read(tmp_path / "a")
     assert found["methods"]["FedProx"]["loss"] == found["methods"]["FedAvg"]["loss"]
     assert found["settings"]["set"] == ["fedprox.mu=0"] and found["methods"]["FedProx"]["settings"] == {"mu": 0}
-    command(monkeypatch, practical, *short, tmp_path / "b", "--set", "FedProx.mu=900")
+    command(monkeypatch, tiny, *short, tmp_path / "b", "--set", "FedProx.mu=900")
     assert read(tmp_path / "b")["methods"]["FedProx"]["loss"] != found["methods"]["FedAvg"]["loss"]
     assert "set" not in provenance.settings_of(options_of("practical"))
 
@@ -366,7 +366,7 @@ def test_validation_is_said(tmp_path, monkeypatch, capsys):
     Failed with a title that was as ever, and with axes that were.
     """
     given = ("--quick", "--rounds", 1, "--methods", "Separate", "FedAvg", "--validation-fraction", 0.2)
-    command(monkeypatch, practical, *given, "--out", tmp_path / "a")
+    command(monkeypatch, tiny, *given, "--out", tmp_path / "a")
     said = "practical on digits, judged by validation data"
     assert said in " ".join(capsys.readouterr().out.split())
     assert f"<title>{said}" in (tmp_path / "a" / "report.html").read_text()

@@ -23,7 +23,7 @@ from fedamp_jax.report import combine, figures, files, styles
 from fedamp_jax.runner import compare, grid, machine, provenance, run_folder, train
 from fedamp_jax.runner.experiment import judged
 from fedamp_jax.runner.options import Machine, Options, Training
-from tests.small_experiments import command, main_of, options_of, parsed, practical, read, small_federation
+from tests.small_experiments import command, main_of, options_of, parsed, practical, read, small_federation, tiny
 
 SHORT = ("--rounds", "2", "--epochs", "1")
 
@@ -284,9 +284,9 @@ def test_resume_trains_what_is_missing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fedamp_jax, "run", interrupted)
     with pytest.raises(SystemExit) as stopped:
-        command(monkeypatch, practical, *arguments, tmp_path / "a")
+        command(monkeypatch, tiny, *arguments, tmp_path / "a")
     assert stopped.value.code == 130
-    command(monkeypatch, practical, *arguments, tmp_path / "a", "--resume")
+    command(monkeypatch, tiny, *arguments, tmp_path / "a", "--resume")
     assert calls == [0, 1, 1]
     entry = read(tmp_path / "a")["methods"]["Separate"]
     singles = [read(tmp_path / "a" / f"seed={s}")["methods"]["Separate"] for s in (0, 1)]
@@ -485,11 +485,11 @@ def test_a_finished_run_keeps_its_origin(tmp_path, monkeypatch):
     """Of one run and of several settings: resuming trains nothing. Failed when the results got a new date."""
     for name, extra in (("one", ()), ("several", ("--drop-rate", "0", "0.2"))):
         words = (*SHORT, "--methods", "Separate", *extra, "--out", tmp_path / name)
-        command(monkeypatch, practical, *words)
+        command(monkeypatch, tiny, *words)
         for file in (tmp_path / name).rglob("results.json"):
             file.write_text(file.read_text().replace('"created": "20', '"created": "19'))
         before = read(tmp_path / name)
-        command(monkeypatch, practical, *words, "--resume")
+        command(monkeypatch, tiny, *words, "--resume")
         assert before["created"].startswith("19") and read(tmp_path / name) == before
 
 

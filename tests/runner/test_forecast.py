@@ -9,7 +9,7 @@ from fedamp_jax import Placement
 from fedamp_jax.runner import cost, messages
 from fedamp_jax.runner.options import Options
 from tests.registry import federation
-from tests.small_experiments import command, practical
+from tests.small_experiments import command, tiny
 
 
 def test_operations_of_a_step():
@@ -44,7 +44,7 @@ def test_a_long_run_says_its_memory(tmp_path, monkeypatch, capsys):
     arguments = ("--rounds", 1, "--epochs", 1, "--methods", "Separate", "--out")
     for name, text in (("long", "This will take at least a day"), ("short", None)):
         monkeypatch.setattr(cost, "at_least", lambda *a, text=text: text)
-        command(monkeypatch, practical, *arguments, tmp_path / name)
+        command(monkeypatch, tiny, *arguments, tmp_path / name)
         said = capsys.readouterr().out
         assert ("a round takes 1 device(s)" in said) == (name == "long"), said
 
