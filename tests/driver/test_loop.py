@@ -104,8 +104,10 @@ def test_compiling_again_is_no_round(tmp_path, monkeypatch):
 
 
 def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
-    """In a pipe or a log: of evaluations, one every few seconds, and the last one. Failed with a bar, which is drawn once
-    at the end there, with a line for every round, and with 1,800 lines for two minutes of work.
+    """In a pipe or a log: of evaluations, one every few seconds, and the last one.
+
+    Failed with a bar, which is drawn once at the end there, with a line for every round, and with 1,800 lines for two
+    minutes of work.
     """
     task, algorithm = make(find("separate"))
     clients = federation()
