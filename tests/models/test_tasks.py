@@ -45,7 +45,7 @@ def linear(metrics=(MSE, MAE)):
     def loss(variables, batch, key):
         return squared_error(predict(variables, batch.x), batch), variables.stats
 
-    return Task(init, loss, predict, metrics=analysis)
+    return Task(init, loss, predict, metrics=metrics)
 
 
 def one(tree, i):
