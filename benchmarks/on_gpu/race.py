@@ -1,6 +1,6 @@
 """Rounds beside plain PyTorch loops and `torch.func.vmap` on the same card, in turns.
 
-PyTorch runs in a process of its own, which trains when it is told to: the two bring different versions of the same
+PyTorch runs in a process of its own, which trains on request: the two bring different versions of the same
 libraries, and neither must end the other. While one runs, the other's process waits for a line.
 """
 

@@ -58,7 +58,7 @@ class Results:
 
 
 class Settings(NamedTuple):
-    """What all parts are told.
+    """The settings of all parts.
 
     Attributes:
         results: where they write, and read what earlier parts found.

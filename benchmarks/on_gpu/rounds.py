@@ -21,7 +21,7 @@ from on_gpu.record import Job, Settings
 
 
 class Probe:
-    """A round compiled for one candidate, in which as many clients may train for as few steps as it is told.
+    """A round compiled for one candidate, with the number of clients and of steps as arguments.
 
     Args:
         case: the model and its data.
@@ -47,7 +47,7 @@ class Probe:
         self._shapes, self._state = shapes, None
 
     def run(self, steps: int) -> float:
-        """Seconds of a round in which one chunk trains that many steps of each pass; with 0 nobody does."""
+        """Seconds of a round in which one chunk trains that many steps of each pass; with 0, none does."""
         size = jnp.full(self._data.size.shape, min(steps * self.case.batch, self.case.examples), jnp.int32)
         online = (jnp.arange(len(size)) < self.once) & (steps > 0)
         data = self._data._replace(size=jnp.maximum(size, 1), online=online)
@@ -59,7 +59,7 @@ class Probe:
         return time.perf_counter() - began
 
     def whole(self, repeats: int, limit: float) -> dict[str, Any]:
-        """A round of all clients and passes, from medians with nobody, with few and with all steps of a chunk.
+        """A round of all clients and passes, from medians with none, with few and with all steps of a chunk.
 
         Args:
             repeats: of each, in turns.
@@ -149,7 +149,7 @@ def jobs(settings: Settings, name: str) -> Iterator[Job]:
     first = [c for c in every if c.precision == "tf32" and c.pooling == usual.pooling]
     named = lambda c: (c.name, lambda: measured(case, c, settings))  # noqa: E731
     yield named(usual)
-    if settings.tiny:  # compiling takes seconds: one more shows that candidates can be told apart
+    if settings.tiny:  # compiling takes seconds: one more shows that candidates are kept apart
         yield from (named(c) for c in first[1:2] if case.pools)
         return
     ahead = 8 if case.convolves else len(first)

@@ -155,5 +155,6 @@ def write_json(results: Mapping[str, Any], path: str | os.PathLike[str]) -> Path
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a text file as `replace` does."""
     # A command line may hold bytes that are not valid text.
     return replace(path, text.encode("utf-8", "backslashreplace"))

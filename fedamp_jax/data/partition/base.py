@@ -63,6 +63,7 @@ def fill_empty(rows: Rows, wanted: Sequence[set[int]], y: np.ndarray, rng: np.ra
 
 
 def enough(y_train: np.ndarray, y_test: np.ndarray, clients: int) -> None:
+    """Refuse more clients than there are training or test samples."""
     check_integer("clients", clients, low=1)
     for y, part in ((y_train, "training"), (y_test, "test")):
         if len(y) < clients:
