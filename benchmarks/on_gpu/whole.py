@@ -60,7 +60,7 @@ def reproduced(case: Case) -> dict[str, Any]:
 
 
 def whole(case: Case, name: str, results: Results, left: float) -> dict[str, Any]:
-    """A round of all clients, or of as many as there is time for, after one in which no client trains has compiled it."""
+    """A round of all clients, or of as many as there is time for, after one without training has compiled it."""
     rows = results.rows(f"rounds {name}")
     expected = next((row["round"] for row in rows if row.get("round")), 1.0)
     clients = max(1, min(case.clients, int(case.clients * 0.5 * max(left, 1.0) / expected)))
