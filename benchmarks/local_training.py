@@ -90,6 +90,12 @@ def engine(task: fedamp_jax.Task, epochs: int, data: fedamp_jax.Data) -> Callabl
     return lambda: train(jax.random.key(1), data, models, models.variables.params)
 
 
+def stacked(data: fedamp_jax.Data) -> tuple[np.ndarray, np.ndarray]:
+    """`(x [M, N, ...], y [M, N])` of clients of one size."""
+    m = len(data.size)
+    return tuple(np.array(a).reshape(m, -1, *a.shape[1:]) for a in (data.x, data.y))  # pyright: ignore
+
+
 def python_loop(task: fedamp_jax.Task, epochs: int, data: fedamp_jax.Data) -> Callable[[], Any]:
     """One jitted step, called from Python for every client and batch."""
     optimizer = optax.adam(1e-3)
@@ -106,7 +112,7 @@ def python_loop(task: fedamp_jax.Task, epochs: int, data: fedamp_jax.Data) -> Ca
         updates, state = optimizer.update(grads, state, variables.params)
         return variables._replace(params=optax.apply_updates(variables.params, updates), stats=stats), state
 
-    xs, ys, rng = np.asarray(data.x), np.asarray(data.y), np.random.default_rng(0)
+    (xs, ys), rng = stacked(data), np.random.default_rng(0)
 
     def call() -> Any:
         done = []
@@ -140,7 +146,7 @@ def contestants(name: str, m: int, command: Command) -> dict[str, Callable[[], A
         import torch_loop
     except ImportError:
         return calls
-    x, y = np.asarray(data.x), np.asarray(data.y)
+    x, y = stacked(data)
     return {**calls, **torch_loop.contestants(name, x, y, BATCH, epochs, PROX)}
 
 

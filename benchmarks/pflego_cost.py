@@ -12,7 +12,6 @@ from typing import Any
 
 import bench
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
@@ -47,7 +46,7 @@ def rounds_of(algorithm: fedamp_jax.Algorithm, data: fedamp_jax.Data) -> Any:
 def measure(tau: int, command: Command, data: fedamp_jax.Data) -> dict[str, Any]:
     """One row."""
     task = fedamp_jax.models.cnn(10)
-    forward = bench.layers(fedamp_jax.models.cnn(10, conv="xla"), task.init(jax.random.key(0)), jnp.asarray(data.x[0]))
+    forward = bench.layers(fedamp_jax.models.cnn(10, conv="xla"), task.init(jax.random.key(0)), data.examples(0)[0])
     training, head = bench.training_flops(forward), 2 * forward[-1]  # features are given: no gradient towards them
     solver = Solver(optax.sgd(0.01), epochs=tau, batch_size=command.examples)
     calls = {

@@ -91,3 +91,14 @@ def side_by_side(platform: str, convolves: Callable[[], bool]) -> int | None:
     (1, None, 1)
     """
     return None if CHOICES.get(platform, CHOICES["gpu"]).together and not convolves() else 1
+
+
+def unroll(platform: str, rounds: int) -> int:
+    """How many of a short loop's rounds become one step of it: all where each step is a kernel that is launched anew.
+
+    On a CPU a loop costs nothing, and compiles in half the time.
+
+    >>> unroll("cpu", 24), unroll("tpu", 24)
+    (1, 24)
+    """
+    return 1 if platform == "cpu" else rounds

@@ -1,7 +1,8 @@
 """The contract: all that the engine knows about a model, about data and about an algorithm.
 
 Axis letters, used after every array field and in every docstring:
-`M` clients, `N` examples of one client (padded), `B` batch, `D` parameters of one model, `C` classes.
+`M` clients, `N` examples of one client, `T` examples of all clients, `B` batch, `D` parameters of one model, `C`
+classes.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedamp_jax.layout import positions
 from fedamp_jax.placement.placement import Placement
 
 Array = jax.Array
@@ -38,7 +41,7 @@ class Batch(NamedTuple):
         y: `[B]` int32 labels in `0..classes-1`, or `[B, ...]` float32 targets; 0 where `mask` is False.
         mask: `[B]` bool, False for padding. A loss is the mean over the rows where it is True.
         classes: `[]` int32, the client's number of classes; logits from there on are not used. 0 if y are targets.
-        rows: `[B]` int32, the examples' positions in the client's data, N for padding; None if unknown.
+        rows: `[B]` int32, the examples' positions in the client's data, `Data.longest` for padding; None if unknown.
     """
 
     x: PyTree
@@ -131,34 +134,95 @@ class Task(NamedTuple):
     metrics: tuple[Metric, ...] = (ACCURACY,)
 
 
-class Data(NamedTuple):
-    """The data of all clients, padded to a common length. `fedamp_jax.data` builds and validates it.
+@jax.tree_util.register_static
+class Static(int):
+    """An integer that is part of a tree's structure: a compiled program depends on its value."""
+
+
+class View(NamedTuple):
+    """A part of each client's examples, drawn at random: a range in a random order of them.
+
+    Row i of the view is row `shuffled(first + i)` of the client's data, for the permutation of `0..total-1` that
+    follows from the seed (`fedamp_jax.engine.order`). No example is copied.
 
     Attributes:
-        x: `[M, N, ...]`, or a dictionary or tuple of such arrays; uint8 stays uint8 until a step reads it. What lies
-            beyond `size` never reaches a result.
-        y: `[M, N]` int32 labels, or `[M, N, ...]` float32 targets.
-        size: `[M]` int32, the number of examples among the N rows. 0 for a client without test data, and for a
-            padding client, which `Placement.place` adds where the devices do not divide the clients.
+        seed: `[M, 2]` uint32; `[2]` for ONE client, as the others then are `[]`.
+        first: `[M]` int32, where the range begins.
+        total: `[M]` int32, the number of examples before the division.
+    """
+
+    seed: Array
+    first: Array
+    total: Array
+
+
+class Data(NamedTuple):
+    """The data of all clients, one client's examples after the other's. `fedamp_jax.data` builds and validates it.
+
+    In the functions of ONE client, x and y are those of all clients, and the other arrays are its own numbers `[]`:
+    `fedamp_jax.engine.take_batch` reads its examples. A client costs what its own examples cost, in memory and in time.
+
+    Attributes:
+        x: `[T, ...]`, or a dictionary or tuple of such arrays; uint8 stays uint8 until a step reads it. Rows that
+            belong to no client never reach a result.
+        y: `[T]` int32 labels, or `[T, ...]` float32 targets.
+        start: `[M]` int32, the row of x and y where the client's examples begin.
+        size: `[M]` int32, how many it has. 0 for a client without test data, and for a padding client, which
+            `Placement.place` adds where the devices do not divide the clients.
         classes: `[M]` int32, each client's number of classes; 0 if y are targets.
         id: `[M]` int32, the client's identity in random number generation: results follow it, not the position.
         online: `[M]` bool, whether the client takes part in this round. An offline client neither trains nor sends, and
             a client without examples is offline in every round.
+        longest: at least the largest size; static.
+        views: divisions of the clients' examples, the last one inmost: `size` rows of the last are the client's data.
         placement: where the clients live; static, so it is a part of the tree's structure and holds no array.
     """
 
     x: PyTree
     y: Array
+    start: Array
     size: Array
     classes: Array
     id: Array
     online: Array
+    longest: Static
+    views: tuple[View, ...] = ()
     placement: Placement = Placement()
 
     @property
     def clients(self) -> int:
         """The number of clients, padding clients not counted."""
-        return self.placement.count(self.y.shape[0])
+        return self.placement.count(len(self.size))
+
+    def client(self, i: int) -> "Data":
+        """ONE client's data, as the functions of a method get them; `i`: its position."""
+        return self._of(i)
+
+    def select(self, clients: Any) -> "Data":
+        """Some of the clients, or all in another order, by positions `[K]` or mask `[M]`; no example is copied.
+
+        >>> import fedamp_jax
+        >>> train, test, groups = fedamp_jax.data.federation("digits")
+        >>> train.select([3, 0]).id.tolist()
+        [3, 0]
+        """
+        return self._of(np.asarray(clients))
+
+    def examples(self, i: int) -> tuple[PyTree, Array]:
+        """The examples of the client at position `i`, `(x [N, ...], y [N])`, of concrete data.
+
+        >>> import fedamp_jax
+        >>> train, test, groups = fedamp_jax.data.federation("digits")
+        >>> x, y = train.examples(3)
+        >>> x.shape, y.shape
+        ((70, 8, 8), (70,))
+        """
+        rows = positions(self.select([i]))
+        return jax.tree.map(lambda a: a[rows], (self.x, self.y))
+
+    def _of(self, rows: Any) -> "Data":
+        own = self._replace(x=None, y=None)
+        return jax.tree.map(lambda a: a[rows], own)._replace(x=self.x, y=self.y)
 
 
 class Info(NamedTuple):

@@ -19,6 +19,7 @@ import fedamp_jax
 from fedamp_jax import Algorithm, Data, Solver, Task, Variables, attention
 from fedamp_jax.algorithms.registry import METHODS
 from fedamp_jax.data import from_lists
+from fedamp_jax.engine import take_batch
 from tests import conftest
 
 FEATURES, HIDDEN, CLASSES = 5, 4, 3
@@ -75,6 +76,18 @@ def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES, kinds: int = 2, cl
     own = np.array(classes or [CLASSES] * len(sizes))
     ys = [np.argmax(((-1) ** (i % kinds) * x @ rule)[:, : own[i]], axis=1) for i, x in enumerate(xs)]
     return from_lists(xs, ys, classes=own)
+
+
+def rows(data: Data, i: int) -> slice:
+    """Where the examples of client i lie in `data.x` and `data.y`."""
+    start, size = int(data.start[i]), int(data.size[i])
+    return slice(start, start + size)
+
+
+def batch_of(client: Data) -> fedamp_jax.Batch:
+    """All of ONE client's examples as one batch, filled up to the length of the longest client."""
+    rows = jnp.arange(client.longest, dtype=jnp.int32)
+    return take_batch(client, rows, rows < client.size)
 
 
 def wide(m: int = 16) -> tuple[Task, Data]:

@@ -17,7 +17,7 @@ from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scor
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.programs.memory import collectives
 from tests import registry
-from tests.registry import SIZES, initial, run_rounds, wide
+from tests.registry import SIZES, initial, rows, run_rounds, wide
 
 KEY = jax.random.key(7)
 ELEVEN = (*SIZES, 2, 9, 3)
@@ -89,7 +89,8 @@ def only(data, *clients):
 def poisoned(data, *clients):
     """With features of these clients that are not finite."""
     x = np.array(data.x)
-    x[list(clients)] = np.nan
+    for i in clients:
+        x[rows(data, i)] = np.nan
     return data._replace(x=jnp.asarray(x))
 
 
@@ -114,15 +115,18 @@ def test_chunks_do_not_matter(entry):
     close(first[-1].loss, second[-1].loss)
 
 
-def test_padding_is_never_read(entry):
-    """NaN features and labels out of range beyond `size` change no bit. Failed when a batch took rows beyond `size`."""
+def test_no_other_examples_are_read(entry):
+    """Examples that lie between the clients', NaN features with labels out of range, change no bit.
+
+    Failed when a batch took rows beyond `size`, when it began a row too late, and with a start that was not added.
+    """
     data = federation()
     _, algorithm = made(entry)
-    beyond = np.arange(data.y.shape[1])[None] >= np.asarray(data.size)[:, None]
-    other = data._replace(
-        x=jnp.asarray(np.where(beyond[..., None], np.float32(np.nan), data.x)),
-        y=jnp.asarray(np.where(beyond, np.int32(99), data.y)),
-    )
+    apart = np.arange(M, dtype=np.int32) + 1  # one such example before each client's, and one behind the last
+    at = np.concatenate([np.arange(n) + s + k for n, s, k in zip(np.asarray(data.size), np.asarray(data.start), apart)])
+    x, y = np.full((len(data.y) + M + 1, 5), np.nan, np.float32), np.full(len(data.y) + M + 1, 99, np.int32)
+    x[at], y[at] = data.x, data.y
+    other = data._replace(x=jnp.asarray(x), y=jnp.asarray(y), start=data.start + apart)
     a, b = (models(algorithm, run_rounds(algorithm, d)[0], d) for d in (data, other))
     np.testing.assert_array_equal(a, b)
 
@@ -132,7 +136,7 @@ def test_clients_may_be_permuted(entry):
     data = federation()
     _, algorithm = made(entry)
     order = np.random.default_rng(0).permutation(M)
-    shuffled = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[order]), data)
+    shuffled = data.select(order)
     a, b = (models(algorithm, run_rounds(algorithm, d)[0], d) for d in (data, shuffled))
     close(a[order], b)
 

@@ -42,7 +42,7 @@ def contestants(case: Case) -> dict[str, Callable[[], Callable[[], Any]]]:
 
     torch.set_float32_matmul_precision("high")  # TF32, as XLA's default
     data = case.data(clients=side_by_side(case))
-    x, y = np.array(data.x), np.array(data.y)
+    x, y = (np.array(a).reshape(data.clients, -1, *a.shape[1:]) for a in (data.x, data.y))
     y[0, : case.classes] = np.arange(case.classes)[: y.shape[1]]  # the largest label tells the number of classes
     few = (case.torch, x[:CLIENTS], y[:CLIENTS], case.batch, EPOCHS, 0.01)
     made = {n: lambda o=options: torch_loop.loop(*few, **o) for n, options in LOOPS.items()}

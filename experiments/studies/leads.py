@@ -24,6 +24,7 @@ from fedamp_jax import Algorithm, Placement, Solver, Task
 from fedamp_jax.algorithms.fedamp import ALPHA, proximal
 from fedamp_jax.data import Federation, Source
 from fedamp_jax.experiments import fedamp_paper, paper_values
+from fedamp_jax.layout import contiguous
 from fedamp_jax.runner.entry import main
 from fedamp_jax.runner.experiment import Panel, nothing, source_of
 from fedamp_jax.runner.options import Options
@@ -83,11 +84,10 @@ def tenth(clients: Federation) -> Federation:
 
 def by_class(clients: Federation) -> Federation:
     """Each client's training examples in the order of their classes."""
-    x, y, size = (np.asarray(a) for a in (clients.train.x, clients.train.y, clients.train.size))
-    real = np.arange(y.shape[1]) < size[:, None]
-    order = np.argsort(np.where(real, y, y.max() + 1), axis=1, kind="stable")
-    rows = np.arange(len(y))[:, None]
-    return clients._replace(train=clients.train._replace(x=jnp.asarray(x[rows, order]), y=jnp.asarray(y[rows, order])))
+    train = contiguous(clients.train)
+    x, y = np.asarray(train.x), np.asarray(train.y)
+    order = np.lexsort((y, np.repeat(np.arange(train.clients), train.size)))
+    return clients._replace(train=train._replace(x=jnp.asarray(x[order]), y=jnp.asarray(y[order])))
 
 
 def even(source: Source) -> Source:
@@ -143,13 +143,13 @@ def proximal_tuning(methods: Methods, made_of: MadeOf) -> Methods:
 class InTurn(Placement):
     """Clients train one after the other, in the order of their ids, and hand the optimizer's state on."""
 
-    def for_each_client(self, step, out, *args, work, at_most=None):
+    def for_each_client(self, step, data, out, *args, work, at_most=None):
         """As `Placement.for_each_client`, for the steps of `fedamp_jax.engine.for_each_client`."""
-        order = jnp.argsort(args[1].id)
+        order = jnp.argsort(data.id)
 
         def one(optimizer: Any, i: Any) -> tuple[Any, tuple]:
             (keep, *rest), *row = jax.tree.map(lambda a: a[i], (out, *args))
-            keep, *rest = step((keep._replace(optimizer=optimizer), *rest), *row)
+            keep, *rest = step(data.client(i), (keep._replace(optimizer=optimizer), *rest), *row)
             return keep.optimizer, (keep._replace(optimizer=()), *rest)
 
         before = out[0].optimizer

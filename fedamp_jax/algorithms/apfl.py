@@ -120,7 +120,7 @@ def apfl(
     pair = _both(task)
 
     def init(key, data):
-        start, m = init_model(task, key), data.y.shape[0]
+        start, m = init_model(task, key), len(data.size)
         running = trees.broadcast(start.stats, m)
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round donates all of a state's
         # A copy: every round donates the state, and not the caller's array.
@@ -137,7 +137,7 @@ def apfl(
             result, loss = solve(pair, sgd, client, mine, key, epochs=epochs, k=state.round, trainable=trained)
             return result.variables, loss
 
-        w = trees.broadcast(state.params, data.y.shape[0])
+        w = trees.broadcast(state.params, len(data.size))
         begin = Variables((w, state.personal, state.alpha), state.stats)
         sent, info = for_each_client(sgd, data, local, begin, key=key)
         weights = server.sample_weights(data, info)
@@ -146,7 +146,7 @@ def apfl(
         return APFLState(params, sent.params[1], sent.params[2], running, state.round + 1), info
 
     def personalize(key, state, data):
-        w = trees.broadcast(state.params, data.y.shape[0])
+        w = trees.broadcast(state.params, len(data.size))
         return Variables(_mix(state.alpha, state.personal, w), state.stats[1])
 
     def join(state, fresh):

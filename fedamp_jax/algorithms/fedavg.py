@@ -64,7 +64,7 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
 
     def init(key, data):
         start = init_model(task, key)
-        m = data.y.shape[0]
+        m = len(data.size)
         optimizer = init_optimizer(solver, broadcast(start.params, m))
         return FedAvgState(start.params, broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))
 
@@ -84,7 +84,7 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
         return FedAvgState(params, running, sent.optimizer, state.round + 1), info
 
     def personalize(key, state, data):
-        return Variables(broadcast(state.params, data.y.shape[0]), state.stats)
+        return Variables(broadcast(state.params, len(data.size)), state.stats)
 
     def join(state, fresh):
         return fresh._replace(stats=server.statistics_of_newcomers(stats, state.stats, fresh.stats))

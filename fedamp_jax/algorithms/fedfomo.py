@@ -55,10 +55,10 @@ def fedfomo(
     def weights(models, edges, k, data, received):
         m, trained = len(edges), models.tree
 
-        def own_loss(_, client, variables):
+        def own_loss(client, _, variables):
             return mean_loss(task, solver, split(client)[1], variables)
 
-        def distance(mine):
+        def distance(_, mine):
             def to(theirs):
                 squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), mine, theirs)
                 return jnp.sqrt(sum(jax.tree.leaves(squares)))
@@ -66,9 +66,9 @@ def fedfomo(
             return to
 
         work, place = jnp.where(data.online, data.size, 0), data.placement
-        before = place.for_each_client(own_loss, jnp.zeros((m,), jnp.float32), data, received, work=work)
+        before = place.for_each_client(own_loss, data, jnp.zeros((m,), jnp.float32), received, work=work)
         after = cross_losses(task, solver, data, received._replace(params=trained), examples=lambda c: split(c)[1])
-        apart = place.for_each_pair(distance, received.params, trained, work=work)
+        apart = place.for_each_pair(distance, data, trained, received.params, work=work)
         # A loss that is not finite is no improvement, and must not reach the sums of the other candidates.
         fall = jnp.where(after < before[:, None], before[:, None] - after, 0.0)
         gain = jnp.where(apart > 0, fall / jnp.where(apart > 0, apart, 1.0), 0.0)

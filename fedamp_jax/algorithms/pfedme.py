@@ -10,6 +10,7 @@ from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.engine import (
     Prox,
     Solver,
+    as_client,
     at_round,
     check_parts,
     for_each_client,
@@ -86,7 +87,7 @@ def pfedme(
 
     def init(key, data):
         start = init_model(task, key)
-        return PFedMeState(start.params, broadcast(start, data.y.shape[0]), jnp.zeros((), jnp.int32))
+        return PFedMeState(start.params, broadcast(start, len(data.size)), jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
         w, k = state.params, state.round
@@ -96,7 +97,7 @@ def pfedme(
             def step(carry, batch, key):
                 w_i, theta, total = carry
                 # A minibatch is a client whose every pass is one step; its real rows come first.
-                some = client._replace(x=batch.x, y=batch.y, size=jnp.sum(batch.mask, dtype=jnp.int32))
+                some = as_client(client, batch.x, batch.y, jnp.sum(batch.mask, dtype=jnp.int32))
                 found, loss = solve(task, inner, some, Variables(w_i, theta.stats), key, epochs=inner_steps, k=k,
                                     penalty=Prox(w_i, pull))  # fmt: skip
                 theta = found.variables
@@ -107,7 +108,7 @@ def pfedme(
                                                             shuffle=solver.shuffle)  # fmt: skip
             return (theta, w_i), total / jnp.maximum(steps, 1).astype(jnp.float32)
 
-        received = broadcast(w, data.y.shape[0])
+        received = broadcast(w, len(data.size))
         (personal, sent), info = for_each_client(solver, data, local, (state.personal, received), key=key)
         weights = server.sample_weights(data, info)
         mean, step = server.weighted_mean(weights, sent, w), at_round(beta, k)

@@ -11,6 +11,7 @@ from fedamp_jax.algorithms.shared_body import BodyState, assemble, init_body
 from fedamp_jax.checks import check_number
 from fedamp_jax.engine import (
     Solver,
+    as_client,
     at_round,
     check_parts,
     for_each_client,
@@ -18,9 +19,10 @@ from fedamp_jax.engine import (
     full_gradient,
     server,
     share_of,
+    take_batch,
 )
 from fedamp_jax.programs.jaxpr import repeat
-from fedamp_jax.trees import check_float32, combine, expand_dims_like, head_mask, partition, take, where
+from fedamp_jax.trees import check_float32, combine, expand_dims_like, head_mask, partition, where
 from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variables
 
 
@@ -36,21 +38,23 @@ class PFLEGOState(NamedTuple):
         return self.model.round
 
 
-def _features(task: Task, solver: Solver, client: Data, start: Variables, key: Array) -> Array:
-    """The body's features of all of ONE client's data, `[N, ...]`, in one pass."""
+def _features(task: Task, solver: Solver, client: Data, start: Variables, key: Array) -> Data:
+    """ONE client whose inputs are the body's features of all of its data, computed in one pass."""
     assert task.features is not None
     features = task.features
 
-    def write(phi: Array, batch: Batch, key: Array) -> Array:
-        return phi.at[batch.rows].set(features(start, batch, key)[0], mode="drop")
+    def write(made: tuple[Array, Array], batch: Batch, key: Array) -> tuple[Array, Array]:
+        new = features(start, batch, key)[0], batch.y
+        return jax.tree.map(lambda a, b: a.at[batch.rows].set(b, mode="drop"), made, new)
 
-    def example(rows: Array) -> Array:
-        batch = Batch(take(client.x, rows), client.y[rows], rows >= 0, client.classes)
-        return features(start, batch, key)[0]
+    def example(rows: Array) -> tuple[Array, Array]:
+        batch = take_batch(client, rows, rows >= 0)
+        return features(start, batch, key)[0], batch.y
 
     one = jax.eval_shape(example, jnp.zeros(solver.width(client), jnp.int32))
-    phi = jnp.zeros((client.y.shape[0], *one.shape[1:]), one.dtype)
-    return for_each_minibatch(solver, client, write, phi, key, shuffle=False)[0]
+    empty = jax.tree.map(lambda a: jnp.zeros((client.longest, *a.shape[1:]), a.dtype), one)
+    x, y = for_each_minibatch(solver, client, write, empty, key, shuffle=False)[0]
+    return as_client(client, x, y, client.size)
 
 
 def head_steps(
@@ -67,7 +71,7 @@ def head_steps(
         on_features, loss = client, lambda variables, batch, key: task.loss(variables, batch, key)[0]
     else:
         head_loss = task.head_loss
-        on_features = client._replace(x=_features(task, solver, client, start, key))
+        on_features = _features(task, solver, client, start, key)
 
         def loss(variables, batch, key):
             return head_loss(variables, batch.x, batch)

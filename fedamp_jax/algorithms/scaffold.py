@@ -83,7 +83,7 @@ def scaffold(
     sgd = dataclasses.replace(solver, optimizer=lambda k: optax.sgd(at_round(learning_rate, k)), keep_optimizer=False)
 
     def init(key, data):
-        start, m = init_model(task, key), data.y.shape[0]
+        start, m = init_model(task, key), len(data.size)
         zero = jax.tree.map(jnp.zeros_like, start.params)
         controls, clients = broadcast((zero, start), m)
         return ScaffoldState(start.params, zero, controls, clients, jnp.zeros((), jnp.int32))
@@ -121,7 +121,7 @@ def scaffold(
     def personalize(key, state, data):
         if personal == "local":
             return state.clients
-        return Variables(broadcast(state.params, data.y.shape[0]), state.clients.stats)
+        return Variables(broadcast(state.params, len(data.size)), state.clients.stats)
 
     def join(state, fresh):
         running = server.statistics_of_newcomers(stats, state.clients.stats, fresh.clients.stats)

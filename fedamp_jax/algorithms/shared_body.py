@@ -67,7 +67,7 @@ def mask_of(part: str, head: PyTree) -> PyTree | None:
 
 def assemble(state: BodyState, data: Data) -> Variables:
     """The global body under each client's head, `Variables [M, ...]`."""
-    return Variables(combine(state.heads, broadcast(state.body, data.y.shape[0])), state.stats)
+    return Variables(combine(state.heads, broadcast(state.body, len(data.size))), state.stats)
 
 
 def init_body(
@@ -82,7 +82,7 @@ def init_body(
 ) -> BodyState:
     """The state before the first round: one body; one head for all (`common`) or one each; `edit` changes the model."""
     start = init_model(task, key)
-    m, head = data.y.shape[0], head_mask(task, start.params)
+    m, head = len(data.size), head_mask(task, start.params)
     params = broadcast(edit(start.params) if edit else start.params, m)
     if not common:
         own = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)).params)(data.id)

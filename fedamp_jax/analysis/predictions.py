@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedamp_jax.layout import positions
 from fedamp_jax.types import Data
 
 
@@ -71,15 +72,16 @@ def auc_scores(outputs: ArrayLike, data: Data) -> np.ndarray:
 def _per_client_scores(score: Callable[[np.ndarray, np.ndarray], float], outputs: ArrayLike, data: Data) -> np.ndarray:
     """`score(logits [n_i, C_i], y [n_i])` for each client, NaN where n_i is 0; a single logit becomes two, 0 and it."""
     values, y, size, classes = (np.asarray(a) for a in (outputs, data.y, data.size, data.classes))
+    m, n = len(size), data.longest
     if y.dtype.kind not in "iu":
         raise TypeError(f"data.y must be integer labels, got {y.dtype}: scores of classes need classes")
-    if values.shape[:2] != y.shape or values.ndim > 3:
+    if values.shape[:2] != (m, n) or values.ndim > 3:
         raise ValueError(
-            f"outputs must be what fedamp_jax.predict gives for these data, [M, N, C] with M, N = {list(y.shape)}, got "
+            f"outputs must be what fedamp_jax.predict gives for these data, [M, N, C] with M, N = {[m, n]}, got "
             f"{list(values.shape)}"
         )
-    values = values.astype(np.float64).reshape(*y.shape, -1)
+    values = values.astype(np.float64).reshape(m, n, -1)
     if values.shape[2] == 1:
         values = np.concatenate([np.zeros_like(values), values], axis=2)
-    scores = [score(values[i, :n, : classes[i]], y[i, :n]) if n else np.nan for i, n in enumerate(size)]
-    return np.array(scores)
+    labels = np.split(y[positions(data)], np.cumsum(size)[:-1])
+    return np.array([score(values[i, :n, : classes[i]], labels[i]) if n else np.nan for i, n in enumerate(size)])

@@ -9,7 +9,7 @@ There are three steps, and each can be replaced by your own code:
 >>> test = data.from_indices(digits.x_test, digits.y_test, part.test, classes=digits.classes)
 >>> data.check_pair(train, test)
 >>> train.x.shape, train.x.dtype.name, train.size[::4].tolist()
-((20, 70, 8, 8), 'uint8', [70, 60, 50, 40, 30])
+((1000, 8, 8), 'uint8', [70, 60, 50, 40, 30])
 """
 
 from fedamp_jax.data import partition

@@ -4,13 +4,16 @@ The checks are NumPy's: inside a compiled round, a label out of range or a NaN i
 give wrong numbers.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedamp_jax.layout import positions
+from fedamp_jax.programs.memory import of_machine, readable
 from fedamp_jax.types import Data
 
 INT32_MAX = np.iinfo(np.int32).max
@@ -163,6 +166,31 @@ def check_alike(client: Examples, first: Examples, i: int, j: int) -> None:
             )
 
 
+def check_fits(like: Examples, total: int, size: np.ndarray, name: Callable[[int], str]) -> None:
+    """Checks that all clients' examples fit into this machine's memory, before they are copied.
+
+    Args:
+        like: an example's shapes and dtypes.
+        total: number of examples.
+        size: `[M]`, of each client.
+        name: `i -> name` of client i.
+
+    Raises:
+        MemoryError: if they do not; it names the largest clients.
+    """
+    each = sum(math.prod(a.shape[1:]) * a.itemsize for a in like.x) + 4 * math.prod(like.y.shape[1:])
+    needed, free = total * each, of_machine().free
+    if needed <= free:
+        return
+    largest = ", ".join(f"{name(i)} with {size[i]}" for i in np.argsort(-size, kind="stable")[:3].tolist())
+    raise MemoryError(
+        f"{len(size)} clients have {total} examples of {readable(each)}, {readable(needed)} in all, but this machine "
+        f"has {readable(free)} of free memory. The largest are {largest}. Give images as uint8, which takes a quarter "
+        "of float32; leave out clients, or examples of the largest; or let each of several processes bring its own "
+        "clients (fedamp_jax.launch)"
+    )
+
+
 def _check_rows(data: Data, name: str) -> None:
     """Checks the arrays against each other: `Data` made by hand or with `_replace` can be inconsistent."""
     y, size, classes, online = (np.asarray(a) for a in (data.y, data.size, data.classes, data.online))
@@ -172,22 +200,26 @@ def _check_rows(data: Data, name: str) -> None:
             f"{name}.y must be int32 labels, or float32 with classes 0, and {name}.online bool, got {y.dtype} and "
             f"{online.dtype}"
         )
-    m, n = y.shape[:2]
-    xs = jax.tree.leaves(data.x)
-    lengths = {"x": len(xs[0]), **{field: len(getattr(data, field)) for field in data._fields[1:6]}}
-    if set(lengths.values()) != {m} or any(a.shape[:2] != (m, n) for a in xs):
+    m, n = len(size), len(y)
+    lengths = {field: len(getattr(data, field)) for field in ("start", "size", "classes", "id", "online")}
+    if set(lengths.values()) != {m} or any(len(a) != n for a in jax.tree.leaves(data.x)):
         raise ValueError(
-            f"all arrays of {name} must be of the same clients, and x and y of the same examples: got x "
-            f"{_shapes(data.x)}, y {list(y.shape)}, lengths {lengths}"
+            f"start, size, classes, id and online of {name} must be of the same clients, and x and y of the same "
+            f"examples: got x {_shapes(data.x)}, y {list(y.shape)}, lengths {lengths}"
         )
-    for i in np.flatnonzero((size < 0) | (size > n)):
-        raise ValueError(f"{name}.size[{i}] is {size[i]}, but must be at least 0, and there is room for {n} examples")
-    real = np.arange(n) < size[:, None]
-    wrong = np.zeros(m, bool) if targets else (real & ((y < 0) | (y >= classes[:, None]))).any(axis=1)
-    for i in np.flatnonzero(wrong):
-        labels = y[i][real[i]]
+    start, total = np.asarray(data.start), np.asarray(data.views[0].total if data.views else size)
+    for i in np.flatnonzero((size < 0) | (start < 0) | (start + total > n) | (size > data.longest)):
         raise ValueError(
-            f"client {i} has labels {labels.min()} to {labels.max()} in {name}, but {classes[i]} classes: labels must "
+            f"client {i} of {name} has start {start[i]} and size {size[i]}, but there are {n} examples, and longest is "
+            f"{data.longest}: take clients with data.select(positions), which leaves x and y as they are"
+        )
+    if targets:
+        return
+    labels, of = y[positions(data)], np.repeat(np.arange(m), size)
+    for i in of[(labels < 0) | (labels >= classes[of])]:
+        own = labels[of == i]
+        raise ValueError(
+            f"client {i} has labels {own.min()} to {own.max()} in {name}, but {classes[i]} classes: labels must "
             "be in 0..classes-1"
         )
 
@@ -199,7 +231,7 @@ def _shapes(x: Any, first: int = 0) -> Any:
 
 def _example(x: Any) -> Any:
     """The kind of an example for messages, such as `float32 [3]`."""
-    return jax.tree.map(lambda a: f"{a.dtype} {list(a.shape[2:])}", x)
+    return jax.tree.map(lambda a: f"{a.dtype} {list(a.shape[1:])}", x)
 
 
 def check_pair(train: Data, test: Data) -> None:
@@ -230,9 +262,9 @@ def check_pair(train: Data, test: Data) -> None:
         raise ValueError(
             f"an example is {_example(train.x)} in train and {_example(test.x)} in test: preprocess both the same way"
         )
-    if train.y.shape[2:] != test.y.shape[2:]:
+    if train.y.shape[1:] != test.y.shape[1:]:
         raise ValueError(
-            f"a target has shape {list(train.y.shape[2:])} in train and {list(test.y.shape[2:])} in test: give both "
+            f"a target has shape {list(train.y.shape[1:])} in train and {list(test.y.shape[1:])} in test: give both "
             "the same"
         )
     for i in np.flatnonzero(np.asarray(train.id) != np.asarray(test.id)):

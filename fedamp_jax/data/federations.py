@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,6 +10,7 @@ from fedamp_jax.data import partition
 from fedamp_jax.data.checks import check_pair
 from fedamp_jax.data.sources import Source, load
 from fedamp_jax.data.stack import from_indices
+from fedamp_jax.layout import contiguous
 from fedamp_jax.types import Data
 
 SETTINGS = ("iid", "pathological", "practical", "dirichlet", "dirichlet-balanced", "shards", "quantity")
@@ -64,7 +64,7 @@ def federation(
         FileNotFoundError, OSError: see `load`.
 
     >>> train, test, groups = federation("digits")
-    >>> train.y.shape[0], groups.tolist()[:6]
+    >>> train.clients, groups.tolist()[:6]
     (20, [0, 0, 0, 0, 1, 1])
     """
     check_choice("setting", setting, SETTINGS)
@@ -127,10 +127,9 @@ def small(clients: Federation, count: int = 8, examples: int = 40) -> Federation
     rows = np.sort(np.concatenate([members[:each] for members in first.values()])[:count])
 
     def part(data: Data) -> Data:
-        data = jax.tree.map(lambda a: a[rows], data)
+        data = data.select(rows)
         size = np.minimum(data.size, examples)
-        x, y = jax.tree.map(lambda a: a[:, : size.max()], (data.x, data.y))
-        return data._replace(x=x, y=y, size=jnp.asarray(size))
+        return contiguous(data._replace(size=jnp.asarray(size)))
 
     return Federation(part(clients.train), part(clients.test), None if clients.groups is None else groups[rows])
 
@@ -163,5 +162,5 @@ def balanced(clients: Federation) -> Federation:
 
 def part(clients: Federation, rows: np.ndarray) -> Federation:
     """Some of the clients, or all in another order: by index `[K]` or mask `[M]`."""
-    train, test = (jax.tree.map(lambda a: a[rows], data) for data in (clients.train, clients.test))
+    train, test = clients.train.select(rows), clients.test.select(rows)
     return Federation(train, test, None if clients.groups is None else clients.groups[rows])

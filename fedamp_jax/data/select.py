@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax.data.stack import from_lists
-from fedamp_jax.types import Array, Data
+from fedamp_jax.layout import contiguous
+from fedamp_jax.placement.placement import Placement
+from fedamp_jax.types import Data, Static, View
 
 
 def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
@@ -20,8 +21,8 @@ def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
         seed: seed of the split.
 
     Returns:
-        `(training, validation)`: two `Data` of the same clients. In the second, some may have no examples, and thus NaN
-        in every metric.
+        `(training, validation)`: two `Data` of the same clients, which share the examples of `data`: none is copied. In
+        the second, some may have no examples, and thus NaN in every metric.
 
     Raises:
         ValueError: the share is not between 0 and 1, or no client has two examples.
@@ -38,18 +39,14 @@ def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
     if (sizes < 2).all():
         raise ValueError("no client has two examples: nothing can be held out")
     held = np.minimum(np.maximum(np.round(share * sizes).astype(int), 1), np.maximum(sizes - 1, 0))
-    rng = np.random.default_rng(seed)
-    orders = [rng.permutation(n) for n in sizes]
-    x, y = jax.tree.map(np.asarray, (data.x, data.y))
+    seeds = np.random.default_rng(seed).integers(0, 1 << 32, (len(sizes), 2), np.uint32)
 
-    def part(rows: list[np.ndarray]) -> Data:
-        made = from_lists([jax.tree.map(lambda a, i=i, r=r: a[i][r], x) for i, r in enumerate(rows)],
-                          [y[i][r] for i, r in enumerate(rows)], classes=np.asarray(data.classes),
-                          keep_integers=True, allow_empty=True)  # fmt: skip
-        return made._replace(id=data.id, online=data.online)
+    def part(first: np.ndarray, size: np.ndarray) -> Data:
+        view = View(jnp.asarray(seeds), jnp.asarray(first, jnp.int32), data.size)
+        longest = Static(max(1, size.max()))
+        return data._replace(size=jnp.asarray(size, jnp.int32), views=(*data.views, view), longest=longest)
 
-    kept = [order[h:] for order, h in zip(orders, held, strict=True)]
-    return part(kept), part([order[:h] for order, h in zip(orders, held, strict=True)])
+    return part(held, sizes - held), part(np.zeros_like(held), held)
 
 
 def concatenate(first: Data, second: Data) -> Data:
@@ -60,7 +57,7 @@ def concatenate(first: Data, second: Data) -> Data:
         second: of further clients, with examples of the same kind.
 
     Returns:
-        `Data` padded to the longer of the two. The clients of `first` keep their ids; those of `second` get the next
+        `Data`. The clients of `first` keep their ids; those of `second` get the next
         ones, so that training and test data that are concatenated alike stay a pair.
 
     Raises:
@@ -72,24 +69,17 @@ def concatenate(first: Data, second: Data) -> Data:
     >>> one = data.from_lists([np.ones((4, 3))], [[0, 1, 1, 0]])
     >>> both = concatenate(two, one)
     >>> both.x.shape, both.size.tolist(), both.id.tolist()
-    ((3, 4, 3), [2, 2, 4], [0, 1, 2])
+    ((8, 3), [2, 2, 4], [0, 1, 2])
     """
-    kinds = [jax.tree.map(lambda a: (str(a.dtype), a.shape[2:]), (d.x, d.y)) for d in (first, second)]
+    kinds = [jax.tree.map(lambda a: (str(a.dtype), a.shape[1:]), (d.x, d.y)) for d in (first, second)]
     if kinds[0] != kinds[1]:
         raise ValueError(
             f"examples differ: {kinds[0]} in the first and {kinds[1]} in the second; preprocess both alike"
         )
-    m, longest = first.clients, max(first.y.shape[1], second.y.shape[1])
-    ids = np.asarray(first.id)[:m]
-    second = second._replace(id=jnp.arange(second.clients, dtype=jnp.int32) + jnp.int32(ids.max() + 1))
-
-    def rows(array: Array, count: int) -> np.ndarray:
-        a = np.asarray(array)[:count]
-        missing = longest - a.shape[1] if a.ndim > 1 else 0
-        return np.pad(a, [(0, 0), (0, missing), *[(0, 0)] * (a.ndim - 2)][: a.ndim])
-
-    def both(a: Array, b: Array) -> Array:
-        return jnp.asarray(np.concatenate([rows(a, m), rows(b, second.clients)]))
-
-    arrays = [jax.tree.map(both, a, b) for a, b in zip(first[:6], second[:6], strict=True)]
-    return Data(*arrays)
+    first = contiguous(first.select(np.arange(first.clients)))
+    ids = np.asarray(first.id)
+    second = contiguous(second)._replace(id=jnp.arange(second.clients, dtype=jnp.int32) + jnp.int32(ids.max() + 1))
+    second = second._replace(start=second.start + jnp.int32(len(first.y)))
+    longest, place = Static(max(first.longest, second.longest)), Placement()
+    first, second = (data._replace(longest=longest, placement=place) for data in (first, second))
+    return jax.tree.map(lambda a, b: jnp.asarray(np.concatenate([a, b])), first, second)

@@ -1,4 +1,4 @@
-"""Clients of any sizes as one padded `Data`: from one array per client, a table with a client column, or indices."""
+"""Clients of any sizes as one `Data`: from one array per client, a table with a client column, or indices."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -8,8 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedamp_jax.data import partition
-from fedamp_jax.data.checks import INT32_MAX, Examples, are_targets, check_alike, check_examples, is_empty, is_tree
-from fedamp_jax.types import Array, Data
+from fedamp_jax.data.checks import (
+    INT32_MAX,
+    Examples,
+    are_targets,
+    check_alike,
+    check_examples,
+    check_fits,
+    is_empty,
+    is_tree,
+)
+from fedamp_jax.types import Array, Data, Static
 
 Name = Callable[[int], str]
 Classes = int | Sequence[int] | np.ndarray | Array | None
@@ -74,15 +83,17 @@ def _pack(
             "would draw the same random numbers"
         )
     size = np.array([len(y) for y in ys], np.int32)
-    rows = (len(ys), size.max())
-    x_all = [np.zeros((*rows, *a.shape[1:]), a.dtype) for a in like.x]
-    y_all = np.zeros((*rows, *like.y.shape[1:]), np.int32 if like.y.dtype.kind in "iu" else np.float32)
-    for i, client in enumerate(clients):
+    ends = np.cumsum(size, dtype=np.int64)
+    check_fits(like, int(ends[-1]), size, name)
+    x_all = [np.empty((ends[-1], *a.shape[1:]), a.dtype) for a in like.x]
+    y_all = np.empty((ends[-1], *like.y.shape[1:]), np.int32 if like.y.dtype.kind in "iu" else np.float32)
+    for end, client in zip(ends, clients):
         for all_of, a in zip((*x_all, y_all), (*client.x, client.y), strict=True):
-            all_of[i, : size[i]] = a
+            all_of[end - len(client.y) : end] = a
     x = jax.tree.unflatten(like.tree, [jnp.asarray(a) for a in x_all])
-    y, sizes, classes, ids, online = (jnp.asarray(a) for a in (y_all, size, classes, ids, size > 0))
-    return Data(x, y, sizes, classes, ids, online)
+    numbers = (y_all, ends - size, size, classes, ids)
+    y, start, sizes, classes, ids = (jnp.asarray(a, a.dtype if a is y_all else np.int32) for a in numbers)
+    return Data(x, y, start, sizes, classes, ids, jnp.asarray(size > 0), Static(size.max()))
 
 
 def _classes(classes: Classes, class_names: Sequence[Any] | None) -> Classes:
@@ -119,7 +130,7 @@ def from_lists(
             data: they are offline.
 
     Returns:
-        `Data` padded with zeros to the largest `n_i`; all clients that have examples are online.
+        `Data`; all clients that have examples are online.
 
     Raises:
         TypeError: if features are not numbers, or labels, classes or ids are not integers.
@@ -130,10 +141,10 @@ def from_lists(
     >>> from fedamp_jax import data
     >>> hospitals = data.from_lists([np.zeros((3, 5)), np.ones((2, 5))], [[0, 1, 1], [2, 0]])
     >>> hospitals.x.shape, hospitals.x.dtype.name, hospitals.y.tolist(), hospitals.classes.tolist()
-    ((2, 3, 5), 'float32', [[0, 1, 1], [2, 0, 0]], [3, 3])
+    ((5, 5), 'float32', [0, 1, 1, 2, 0], [3, 3])
     >>> doses = data.from_lists([{"age": [[61], [40]], "scan": np.zeros((2, 8, 8), np.uint8)}], [[0.5, 1.5]], classes=0)
     >>> jax.tree.map(lambda a: a.shape, doses.x), doses.y.tolist()
-    ({'age': (1, 2, 1), 'scan': (1, 2, 8, 8)}, [[0.5, 1.5]])
+    ({'age': (2, 1), 'scan': (2, 8, 8)}, [0.5, 1.5])
     """
     if len(xs) != len(ys):
         raise ValueError(f"xs and ys must have one entry per client, got {len(xs)} and {len(ys)}")
@@ -217,7 +228,7 @@ def from_indices(
     >>> import numpy as np
     >>> from fedamp_jax import data
     >>> data.from_indices(np.arange(8).reshape(4, 2), [0, 1, 2, 1], [[3, 0], [1]], classes=5).y.tolist()
-    [[1, 0], [1, 0]]
+    [1, 0, 1]
     """
     options = (classes, class_names, keep_integers, allow_empty)
     return _from_pool(x, y, indices, *options, lambda i: f"client {i}")
@@ -258,7 +269,7 @@ def from_table(
     >>> ill = ["yes", "no", "no", "yes"]
     >>> train, names = data.from_table(np.eye(4), ill, ["Lyon", "Bern", "Lyon", "Lyon"], class_names=["no", "yes"])
     >>> names, train.size.tolist(), train.y.tolist()
-    (['Bern', 'Lyon'], [1, 3], [[0, 0, 0], [1, 0, 1]])
+    (['Bern', 'Lyon'], [1, 3], [0, 1, 0, 1])
     >>> test, _ = data.from_table(np.eye(4)[:2], [1, 0], ["Lyon", "Bern"], classes=train.classes, names=names)
     >>> data.check_pair(train, test)
     """

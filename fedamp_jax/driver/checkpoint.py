@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedamp_jax.checks import check_integer
+from fedamp_jax.layout import positions, without_examples
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Data
 
@@ -234,13 +235,17 @@ def _arrays(result: Any) -> dict[str, Any]:
 def describe(data: Data, m: int) -> str:
     """What identifies the first `m` clients of `Data`: sizes for the reader, and a digest of every number."""
     digest = hashlib.blake2b(digest_size=8)
-    total = 0
-    for path, a in jax.tree_util.tree_leaves_with_path(data):
+    own, (x, y) = without_examples(data)
+    here = getattr(data.size, "is_fully_addressable", True)  # of what lies on other hosts, only the shape counts
+    rows = dict.fromkeys("xy", positions(data)) if here else {}
+    numbers = own._replace(start=None, views=(), x=x, y=y)  # where the examples lie is the placement's business
+    for path, a in jax.tree_util.tree_leaves_with_path(numbers):
         name = path_name(path)
         digest.update(f"{name} {a.dtype} {a.shape[1:]}".encode())
-        if getattr(a, "is_fully_addressable", True):  # of what lies on other hosts, only the shape
-            digest.update(np.ascontiguousarray(np.asarray(a)[:m]))  # pyright: ignore[reportArgumentType]
-            total += int(np.asarray(a).sum()) if name == "size" else 0
+        if here:
+            some = np.asarray(a)[rows.get(name.split("/")[0], slice(m))]
+            digest.update(np.ascontiguousarray(some))  # pyright: ignore[reportArgumentType]
+    total = int(np.asarray(data.size).sum()) if here else 0
     return f"{m} clients, {total} examples, digest {digest.hexdigest()}"
 
 

@@ -56,7 +56,7 @@ def compiled_ahead(
         yield lambda name: 0.0
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pool = ThreadPoolExecutor(cores)
+    pool = ThreadPoolExecutor(cores, thread_name_prefix="compile-ahead")
     made = {name: pool.submit(compile_run, task, one, train, test, placement) for name, one in algorithms.items()}
 
     def wait(name: str) -> float:

@@ -13,7 +13,9 @@ from fedamp_jax.checks import check_choice
 from fedamp_jax.driver.rounds import check_not_donated, fitted
 from fedamp_jax.engine.minibatches import take_batch
 from fedamp_jax.engine.task_checks import check_task, check_task_fits
+from fedamp_jax.layout import with_examples, without_examples
 from fedamp_jax.placement.placement import is_spread
+from fedamp_jax.programs.jaxpr import repeat
 from fedamp_jax.programs.jitted import Jitted
 from fedamp_jax.trees import expand_dims_like
 from fedamp_jax.types import Algorithm, Array, Batch, Data, Task, Variables
@@ -64,7 +66,8 @@ def predict(task: Task, variables: Variables, data: Data) -> Array:
         data: examples of the same M clients, of which y is not read.
 
     Returns:
-        `[M, N, ...]` float32, what `task.predict` gives for each example; zeros in the rows beyond a client's size.
+        `[M, N, ...]` float32, N the size of the largest client: what `task.predict` gives for each example; zeros in
+        the rows beyond a client's size.
 
     Raises:
         TypeError, ValueError: as `evaluate`.
@@ -91,7 +94,7 @@ def check_models(variables: Variables, data: Data) -> None:
     if not isinstance(variables, Variables):
         kind = type(variables).__name__
         raise TypeError(f"variables must be what algorithm.personalize(key, state, data) gives, got a {kind}")
-    m, rows = data.y.shape[0], {a.shape[:1] for a in jax.tree.leaves(variables)}
+    m, rows = len(data.size), {a.shape[:1] for a in jax.tree.leaves(variables)}
     if rows != {(m,)}:
         raise ValueError(f"variables must hold one model for each of {m} clients, leaves [{m}, ...]; got axes {rows}")
 
@@ -111,8 +114,8 @@ def compiled_outputs(task: Task, variables: Variables, data: Data) -> Array:
 
 def _blocks(data: Data) -> tuple[int, int, int]:
     """Examples in a block of one client, such blocks, and clients that are evaluated side by side at most."""
-    block = min(data.y.shape[1], _EXAMPLES)
-    return block, -(-data.y.shape[1] // block), max(1, _TOGETHER // block)
+    block = min(data.longest, _EXAMPLES)
+    return block, -(-data.longest // block), max(1, _TOGETHER // block)
 
 
 def _block_of(client: Data, b: Array | int, block: int) -> Batch:
@@ -124,26 +127,27 @@ def _scores(task: Task, variables: Variables, data: Data) -> Array:
     block, blocks, most = _blocks(data)
     functions = [metric.function for metric in task.metrics]
 
-    def one(_: Array, variables: Variables, client: Data) -> Array:
+    def one(client: Data, _: Array, variables: Variables) -> Array:
         def add(b: Array, total: Array) -> Array:
             batch = _block_of(client, b, block)
             outputs = task.predict(variables, batch.x)
             scores = jnp.stack([score(outputs, batch).astype(jnp.float32) for score in functions])
             return total + jnp.sum(jnp.where(batch.mask[None], scores, 0.0), axis=1)
 
-        total = jax.lax.fori_loop(0, blocks, add, jnp.zeros((len(functions),), jnp.float32))
+        own = (client.size + block - 1) // block
+        total = repeat(own, add, jnp.zeros((len(functions),), jnp.float32), at_most=blocks)
         mean = total / jnp.maximum(client.size, 1).astype(jnp.float32)
         return jnp.where(client.size > 0, mean, jnp.nan)
 
-    scores = jnp.full((data.y.shape[0], len(functions)), jnp.nan, jnp.float32)
-    return data.placement.for_each_client(one, scores, variables, data, work=data.size, at_most=most)
+    scores = jnp.full((len(data.size), len(functions)), jnp.nan, jnp.float32)
+    return data.placement.for_each_client(one, data, scores, variables, work=data.size, at_most=most)
 
 
 def _outputs(task: Task, variables: Variables, data: Data) -> Array:
     block, blocks, most = _blocks(data)
-    m, n = data.y.shape[:2]
+    m, n = len(data.size), data.longest
 
-    def one(_: Array, variables: Variables, client: Data) -> Array:
+    def one(client: Data, _: Any, variables: Variables) -> Array:
         def outputs(b: Array) -> Array:
             batch = _block_of(client, b, block)
             made = task.predict(variables, batch.x).astype(jnp.float32)
@@ -152,9 +156,10 @@ def _outputs(task: Task, variables: Variables, data: Data) -> Array:
         made = jax.lax.map(outputs, jnp.arange(blocks, dtype=jnp.int32))
         return made.reshape(-1, *made.shape[2:])[:n]
 
-    example = jax.eval_shape(lambda v, d: one(jnp.zeros(()), v, d), *_first(variables, data))
+    own, examples = without_examples(data)
+    example = jax.eval_shape(lambda own, v: one(with_examples(own, examples), None, v), *_first(own, variables))
     empty = jnp.zeros((m, *example.shape), jnp.float32)
-    return data.placement.for_each_client(one, empty, variables, data, work=data.size, at_most=most)
+    return data.placement.for_each_client(one, data, empty, variables, work=data.size, at_most=most)
 
 
 def _first(*trees: Any) -> Any:

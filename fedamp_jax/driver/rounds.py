@@ -23,7 +23,7 @@ def compiled_round(one_round: Callable[..., Any], state: Any, data: Data, key: A
     By the function, not by the algorithm: one that wraps another, such as `fine_tuned`, shares its program.
     """
     state, info = data.placement.program(one_round)(key, state, _with_examples(data))
-    return data.placement.settle(state, data.y.shape[0]), data.placement.replicate(info)
+    return data.placement.settle(state, len(data.size)), data.placement.replicate(info)
 
 
 def _with_examples(data: Data) -> Data:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedamp_jax.checks import check_type
 from fedamp_jax.trees import path_name
@@ -37,7 +38,7 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
 
     >>> import optax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
-    >>> first, last = (jax.tree.map(lambda a: a[rows], train) for rows in (slice(0, 18), slice(18, 20)))
+    >>> first, last = train.select(range(18)), train.select([18, 19])
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.fedavg(task, fedamp_jax.Solver(optax.adam(1e-3), epochs=1))
     >>> key = jax.random.key(0)
@@ -53,9 +54,7 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
     check_state(algorithm, state, train, key)
     m, place = train.clients, train.placement
     together = concatenate(train, newcomers)
-    before, after = (
-        _shapes(algorithm, key, jax.tree.map(lambda a, n=n: a[:n], together)) for n in (m, together.y.shape[0])
-    )
+    before, after = (_shapes(algorithm, key, together.select(np.arange(n))) for n in (m, len(together.size)))
     # A leaf has a row for each client just if it grows with them: a layer may be as wide as there are clients.
     grows = jax.tree.map(lambda a, b: a.shape != b.shape, before, after)
     old = jax.tree.map(lambda a, g: a[:m] if g else jnp.copy(a), state, grows)

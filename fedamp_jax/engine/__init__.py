@@ -17,7 +17,14 @@ from fedamp_jax.engine.clients import (
     stream,
 )
 from fedamp_jax.engine.hyperparameters import at_round, broadcast_to_clients
-from fedamp_jax.engine.minibatches import for_each_minibatch, full_gradient, mean_loss, share_of
+from fedamp_jax.engine.minibatches import (
+    as_client,
+    for_each_minibatch,
+    full_gradient,
+    mean_loss,
+    share_of,
+    take_batch,
+)
 from fedamp_jax.engine.solver import Local, Penalty, Prox, Solver, check_parts, solve
 from fedamp_jax.engine.validation import cross_losses, split_client
 
@@ -26,6 +33,7 @@ __all__ = [
     "Penalty",
     "Prox",
     "Solver",
+    "as_client",
     "at_home",
     "at_round",
     "broadcast_to_clients",
@@ -46,4 +54,5 @@ __all__ = [
     "solve",
     "split_client",
     "stream",
+    "take_batch",
 ]

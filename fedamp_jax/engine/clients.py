@@ -72,7 +72,7 @@ def for_each_client(
     epochs = draw_epochs(solver, data.online, keys[:, 0])
     transmit = data.placement.transmit
 
-    def one(out: tuple, key: Array, client: Data, epochs: Array, *args_i: Any) -> tuple[Any, Array, Array]:
+    def one(client: Data, out: tuple, key: Array, epochs: Array, *args_i: Any) -> tuple[Any, Array, Array]:
         keep_i, _, _ = out
         new, loss = local(key, client, epochs, keep_i, *args_i)
         if transmit is not None:
@@ -82,10 +82,10 @@ def for_each_client(
         chosen = jax.tree.map(lambda a, b: jnp.where(fine & took_part, a, b), new, keep_i)
         return chosen, jnp.where(took_part, loss, 0.0), took_part & ~fine
 
-    m = data.y.shape[0]
+    m = len(data.size)
     out = (keep, jnp.zeros((m,), jnp.float32), jnp.zeros((m,), bool))
     kept, loss, rejected = data.placement.for_each_client(
-        one, out, keys[:, 1], data, epochs, *args, work=epochs * data.size
+        one, data, out, keys[:, 1], epochs, *args, work=epochs * data.size
     )
     return kept, Info(loss, epochs, rejected)
 
@@ -112,7 +112,7 @@ def init_optimizer(solver: Solver, params: PyTree, trainable: PyTree | None = No
 def init_clients(task: Task, solver: Solver, data: Data, key: Array, *, common: bool = True) -> Local:
     """`Local [M]` before the first round: one initial model for all clients, or one of each client's own."""
     shared = init_model(task, key)
-    variables = broadcast(shared, data.y.shape[0])
+    variables = broadcast(shared, len(data.size))
     if not common:
         variables = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)))(data.id)
     return Local(variables, init_optimizer(solver, variables.params))

@@ -22,7 +22,7 @@ def broadcast_to_clients(name: str, value: Array, data: Data) -> Array:
     Raises:
         ValueError: if the number of values is not the number of clients; the message calls them `name`.
     """
-    m = data.y.shape[0]
+    m = len(data.size)
     if value.ndim == 0:
         return jnp.broadcast_to(value, (m,))
     if value.shape[0] != data.clients:

@@ -6,9 +6,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from fedamp_jax.kernels.shuffle import seed_of, seed_of_pass, shuffled
+from fedamp_jax.layout import rows_of
 from fedamp_jax.programs.jaxpr import repeat
 from fedamp_jax.trees import expand_dims_like, take
-from fedamp_jax.types import Array, Batch, Data, PyTree, Task, Variables
+from fedamp_jax.types import Array, Batch, Data, PyTree, Static, Task, Variables
 
 
 class Batching(Protocol):
@@ -24,32 +26,27 @@ class Batching(Protocol):
         ...
 
 
-def minibatch_order(size: Array, epochs: int, width: int, key: Array) -> Array:
-    """Row numbers in the order in which each pass reads them, `[epochs, width]` int32; real rows come first.
-
-    Args:
-        size: `[]` int32, the client's number of examples.
-        epochs: number of passes.
-        width: at least the padded length of the client's data; padding rows come last.
-        key: a key for these passes.
-    """
-
-    def one_pass(k: Array) -> Array:
-        # Padding sorts behind every real row. Drawn for all passes at once, as a sort inside the step would cost as
-        # much as the step of a small model.
-        draw = jnp.where(jnp.arange(width) < size, jax.random.uniform(k, (width,), jnp.float32), jnp.inf)
-        return jnp.argsort(draw).astype(jnp.int32)
-
-    return jax.vmap(one_pass)(jax.random.split(key, epochs))
-
-
 def take_batch(client: Data, rows: Array, real: Array) -> Batch:
-    """The examples `rows [B]` of ONE client as a `Batch`; where `real [B]` is False, row 0 is read and masked."""
-    inside = jnp.where(real, rows, 0)
-    x, y = take(client.x, inside), client.y[inside]
+    """The examples `rows [B]` of ONE client as a `Batch`; where `real [B]` is False, a row is read and masked.
+
+    >>> import fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> batch = take_batch(train.client(3), jnp.arange(2), jnp.array([True, False]))
+    >>> batch.x.shape, batch.y.shape, batch.mask.tolist()
+    ((2, 8, 8), (2,), [True, False])
+    """
+    rows = rows_of(client, jnp.where(real, rows, 0))
+    # A client without examples may begin behind the last row, where JAX reads the last one.
+    at = client.start + rows
+    x, y = take(client.x, at), client.y[at]
     y = jnp.where(expand_dims_like(real, y), y, jnp.zeros((), y.dtype))
-    n = jnp.asarray(client.y.shape[0], rows.dtype)
-    return Batch(x, y, real, client.classes, jnp.where(real, rows, n))
+    return Batch(x, y, real, client.classes, jnp.where(real, rows, jnp.int32(client.longest)))
+
+
+def as_client(client: Data, x: PyTree, y: Array, size: Array) -> Data:
+    """ONE client with other examples in place of those that it has: `x [N, ...]`, `y [N]`, of which `size` count."""
+    start = jnp.zeros_like(client.start)
+    return client._replace(x=x, y=y, start=start, size=size, longest=Static(y.shape[0]), views=())
 
 
 def for_each_minibatch(
@@ -68,7 +65,7 @@ def for_each_minibatch(
 
     Args:
         solver: batch size, and with `shuffle` the largest number of epochs.
-        client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
+        client: ONE client's `Data`.
         step: `(carry, batch, key) -> carry`; the key is this step's.
         carry: a tree of arrays, whose shapes and dtypes stay the same.
         key: the client's key of this round, of which order and steps use keys of their own.
@@ -80,7 +77,7 @@ def for_each_minibatch(
 
     >>> import jax, optax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
-    >>> client = jax.tree.map(lambda a: a[0], train)
+    >>> client = train.client(0)
     >>> solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=2, batch_size=32)
     >>> count = lambda total, batch, key: total + batch.mask.sum(dtype="int32")
     >>> seen, steps = for_each_minibatch(solver, client, count, jax.numpy.int32(0), jax.random.key(0), epochs=2)
@@ -90,19 +87,17 @@ def for_each_minibatch(
     width = solver.width(client)
     key_order, key_steps, _ = jax.random.split(key, 3)
     per_pass = (client.size + width - 1) // width
-    padded = -(-client.y.shape[0] // width) * width
-    order = minibatch_order(client.size, solver.max_epochs, padded, key_order) if shuffle else None
+    seed = seed_of(key_order) if shuffle else None
 
     def one(t: Array, carry: Any) -> Any:
-        first = (t % per_pass) * width
-        rows = first + jnp.arange(width, dtype=jnp.int32)
+        rows = (t % per_pass) * width + jnp.arange(width, dtype=jnp.int32)
         real = rows < client.size
-        if order is not None:
-            rows = jax.lax.dynamic_slice(order, (t // per_pass, first), (1, width))[0]
+        if seed is not None:
+            rows = shuffled(rows, client.size, seed_of_pass(seed, t // per_pass), client.placement.platform)
         return step(carry, take_batch(client, rows, real), jax.random.fold_in(key_steps, t))
 
     steps = epochs * per_pass
-    most = (epochs if isinstance(epochs, int) else solver.max_epochs) * (padded // width)
+    most = (epochs if isinstance(epochs, int) else solver.max_epochs) * -(-client.longest // width)
     return repeat(steps, one, carry, at_most=most), steps
 
 

@@ -123,8 +123,8 @@ class Solver:
         return made
 
     def width(self, client: Data) -> int:
-        """`B`: the batch size, or the padded length of ONE client's data if that is smaller."""
-        return min(self.batch_size, client.y.shape[0])
+        """`B`: the batch size, or the size of the largest client if that is smaller."""
+        return min(self.batch_size, client.longest)
 
 
 _AHEAD = (0, 1, 10, 1_000, 100_000)  # steps
@@ -228,7 +228,7 @@ def solve(
     Args:
         task: the model and its loss.
         solver: optimizer, batch size.
-        client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
+        client: ONE client's `Data`.
         start: where training starts; float32 parameters.
         key: the client's key of this round.
         epochs: `[]` int32, passes over the data; 0 returns `start`.

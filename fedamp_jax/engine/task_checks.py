@@ -143,7 +143,7 @@ def _outputs(task: Task, tree: Any, kinds: tuple) -> tuple[int, ...]:
 def _kinds(data: Data) -> tuple[Any, tuple]:
     """Structure, shapes and dtypes of the examples of one client."""
     leaves, tree = jax.tree.flatten((data.x, data.y))
-    return tree, tuple((a.shape[2:], a.dtype) for a in leaves)
+    return tree, tuple((a.shape[1:], a.dtype) for a in leaves)
 
 
 def _batch(tree: Any, kinds: tuple) -> Batch:

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
 from fedamp_jax.engine.clients import stream
 from fedamp_jax.engine.minibatches import mean_loss
 from fedamp_jax.engine.solver import Solver
-from fedamp_jax.trees import take
-from fedamp_jax.types import Array, Data, Task, Variables
+from fedamp_jax.kernels.shuffle import seed_of
+from fedamp_jax.types import Array, Data, Task, Variables, View
 
 
 def split_client(client: Data, share: float, key: Array) -> tuple[Data, Data]:
@@ -18,33 +17,30 @@ def split_client(client: Data, share: float, key: Array) -> tuple[Data, Data]:
     `fedamp_jax.data.hold_out` splits the data of all clients before a run.
 
     Args:
-        client: one row of `Data`: `x [N, ...]`, `y [N]`, scalars for the rest.
+        client: ONE client's `Data`.
         share: of the examples that are for validation, in (0, 1). Both sets get at least one example; those of a client
             with a single one are the same, and those of a client without any are empty.
         key: the same key gives the same split; a split that all rounds share needs a key that does not change.
 
     Returns:
-        `(training, validation)`: two clients like `client`, padded to the same length.
+        `(training, validation)`: two clients like `client`, of which no example is copied.
 
-    >>> import fedamp_jax
+    >>> import jax, fedamp_jax
     >>> train, test, groups = fedamp_jax.data.federation("digits")
-    >>> client = jax.tree.map(lambda a: a[0], train)
-    >>> training, validation = split_client(client, 0.2, jax.random.key(0))
+    >>> training, validation = split_client(train.client(0), 0.2, jax.random.key(0))
     >>> int(training.size), int(validation.size)
     (56, 14)
     """
-    n = client.y.shape[0]
-    draw = jax.random.uniform(stream("holdout", key), (n,), jnp.float32)
-    rows = jnp.argsort(jnp.where(jnp.arange(n) < client.size, draw, jnp.inf))
+    seed = seed_of(stream("holdout", key))
     wanted = jnp.round(share * client.size.astype(jnp.float32)).astype(jnp.int32)
     least = jnp.minimum(client.size, 1)
     count = jnp.clip(wanted, least, jnp.maximum(client.size - 1, least))
-    behind = jnp.roll(rows, -jnp.minimum(count, client.size - 1))
+    training = jnp.maximum(client.size - count, least)
 
-    def some(rows: Array, size: Array) -> Data:
-        return client._replace(x=take(client.x, rows), y=client.y[rows], size=size)
+    def some(first: Array, size: Array) -> Data:
+        return client._replace(size=size, views=(*client.views, View(seed, first, client.size)))
 
-    return some(behind, jnp.maximum(client.size - count, least)), some(rows, count)
+    return some(client.size - training, training), some(jnp.zeros_like(count), count)
 
 
 def cross_losses(

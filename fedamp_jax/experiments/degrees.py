@@ -69,7 +69,7 @@ def clients(options: Options) -> Federation:
 def model(options: Options, federation: Federation) -> Task:
     """The paper's: a perceptron, for CIFAR-10 a small CNN."""
     made = fedamp_jax.models.cifar_cnn if options.data.dataset == "cifar10" else fedamp_jax.models.mlp
-    return made(int(federation.train.classes.max()), shape=federation.train.x.shape[2:])
+    return made(int(federation.train.classes.max()), shape=federation.train.x.shape[1:])
 
 
 def methods(options: Options, federation: Federation, task: Task, names: Sequence[str]) -> dict[str, Algorithm]:

@@ -113,7 +113,7 @@ def model(options: Options, federation: Federation) -> Task:
     """The model, for the shape and classes of the data."""
     classes, training = int(federation.train.classes.max()), options.training
     settings: dict[str, Any] = {
-        "shape": federation.train.x.shape[2:],
+        "shape": federation.train.x.shape[1:],
         "compute_dtype": jnp.dtype(training.dtype),
     }
     if training.model == "mlp":

@@ -101,7 +101,7 @@ def clients(options: Options) -> Federation:
 def model(options: Options, federation: Federation) -> Task:
     """The paper's CNN; a perceptron for digits."""
     made = fedamp_jax.models.mlp if options.data.dataset == "digits" else fedamp_jax.models.omniglot_cnn
-    return made(int(federation.train.classes.max()), shape=federation.train.x.shape[2:])
+    return made(int(federation.train.classes.max()), shape=federation.train.x.shape[1:])
 
 
 def paper(options: Options) -> Mapping[str, float]:

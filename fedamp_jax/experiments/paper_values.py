@@ -217,7 +217,7 @@ def self_weights(setting: str, federation: Federation) -> np.ndarray:
     elif groups is not None:
         distributions = list(groups)
     elif setting == "pathological":
-        distributions = [tuple(np.unique(train.y[i, : train.size[i]])) for i in range(len(train.size))]
+        distributions = [tuple(np.unique(train.examples(i)[1])) for i in range(len(train.size))]
     else:
         return np.full(len(train.size), 1 / (PERPLEXITY + 1), np.float32)
     return np.array([1 / distributions.count(one) for one in distributions], np.float32)

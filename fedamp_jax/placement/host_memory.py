@@ -20,7 +20,8 @@ from jax.interpreters import mlir
 from jax.sharding import SingleDeviceSharding
 
 from fedamp_jax.checks import check_type
-from fedamp_jax.placement.placement import ByParameters, D, Placement, is_spread
+from fedamp_jax.layout import D, contiguous, with_examples, without_examples
+from fedamp_jax.placement.placement import ByParameters, Placement, is_spread, one_client
 from fedamp_jax.programs import memory
 from fedamp_jax.programs.jaxpr import OneClient, array_bytes, peak
 
@@ -78,7 +79,7 @@ class InHostMemory(Placement):
     def place(self, data: D) -> D:
         if any(map(is_spread, jax.tree.leaves(data))):
             raise ValueError("the data are spread over several devices: InHostMemory is for a single one")
-        return jax.device_put(data, host())._replace(placement=self)
+        return jax.device_put(contiguous(data), host())._replace(placement=self)
 
     def init(self, algorithm: Any, key: Array, data: Any) -> Any:
         with jax.default_device(host()):
@@ -102,18 +103,18 @@ class InHostMemory(Placement):
         program, _ = traced(compiled.__wrapped__, static, tree, _kinds(leaves))
         return _estimate(program.jaxpr)
 
-    def for_each_client(self, step, out, *args, work, at_most=None):
-        chunk = self.side_by_side(len(work), OneClient(step, out, *args), at_most)
-        program, consts, leaves = _piece(step, chunk, out, *args)
-        new = rows_p.bind(work, *consts, *leaves, jaxpr=program, whole=0, chunk=chunk, device=self.device)
-        return jax.tree.unflatten(jax.tree.structure(out), new)
+    def for_each_client(self, step, data, out, *args, work, at_most=None):
+        chunk = self.side_by_side(len(work), one_client(step, data, out, *args), at_most)
+        pieces = _pieces(step, chunk, data, out, args)
+        return jax.tree.unflatten(jax.tree.structure(out), pieces.run(work, self.device))
 
-    def for_each_pair(self, fn, rows, columns, *, work):
+    def for_each_pair(self, fn, data, columns, *args, work):
         m = len(work)
-        chunk = self.side_by_side(m, OneClient(lambda row, column: fn(row)(column), rows, columns))
+        chunk = self.side_by_side(m, one_client(lambda one, column, *row: fn(one, *row)(column), data, columns, *args))
 
-        def step(out_i: Any, row: Any, some: Any) -> Any:
-            return lax.map(fn(row), some)
+        def step(client: Any, _: Any, *row_and_some: Any) -> Any:
+            *row, some = row_and_some
+            return lax.map(fn(client, *row), some)
 
         def fill(a: Any) -> Any:
             return jnp.concatenate([a, jnp.broadcast_to(a[-1:], (-m % chunk, *a.shape[1:]))])
@@ -121,14 +122,8 @@ class InHostMemory(Placement):
         # One program for all blocks of columns: a block is an argument that every chunk of rows gets whole.
         columns = jax.tree.map(fill, columns)
         blocks = [jax.tree.map(lambda a, c=c: a[c : c + chunk], columns) for c in range(0, m, chunk)]
-        out = jnp.zeros((m, chunk), jnp.float32)
-        program, consts, leaves = _piece(step, chunk, out, rows, whole=blocks[0])
-        count = len(jax.tree.leaves(blocks[0]))
-        found = [
-            rows_p.bind(work, *consts, *jax.tree.leaves(block), *leaves, jaxpr=program, whole=count, chunk=chunk,
-                        device=self.device)[0]
-            for block in blocks
-        ]  # fmt: skip
+        pieces = _pieces(step, chunk, data, jnp.zeros((m, chunk), jnp.float32), args, whole=blocks[0])
+        found = [pieces._replace(whole=jax.tree.leaves(block)).run(work, self.device)[0] for block in blocks]
         return jnp.concatenate(found, axis=1)[:, :m]
 
     def by_parameters(self, tree: Any) -> ByParameters:
@@ -170,27 +165,80 @@ def traced(fn: Callable[..., Any], static: tuple, tree: Any, kinds: tuple) -> tu
     return program, jax.tree.structure(out)
 
 
-def _piece(step: Callable[..., Any], chunk: int, out: Any, *args: Any, whole: Any = None) -> tuple[Any, list, list]:
-    """The program of `chunk` rows of `step`: `(jaxpr, arrays that it closes over, arrays to send rows of)`.
+class _Pieces(NamedTuple):
+    """What `rows_p` runs for a chunk of clients at a time.
 
-    The jaxpr takes the leaves of `whole`, which `step` gets as its last arguments, before the rows.
+    Attributes:
+        programs: `(number of examples, jaxpr)`, largest first: the same piece for chunks of more or fewer examples.
+        consts: what the step closes over, such as a global model: arguments, so that a piece serves every round. One
+            program's after the other's.
+        whole: arrays that every chunk gets whole.
+        examples: x and y of all clients, `[T, ...]`, of which a chunk gets its own.
+        bounds: start and size of each client.
+        rows: arrays `[M, ...]` of which a chunk gets rows; the first ones are replaced.
     """
-    leaves, tree = jax.tree.flatten((out, *args))
+
+    programs: tuple[tuple[int, Any], ...]
+    consts: list[Any]
+    whole: list[Any]
+    examples: list[Any]
+    bounds: list[Any]
+    rows: list[Any]
+    chunk: int
+
+    def run(self, work: Array, device: Any) -> list[Any]:
+        groups = (self.consts, self.whole, self.examples, self.bounds, self.rows)
+        return rows_p.bind(work, *(a for group in groups for a in group), programs=self.programs, chunk=self.chunk,
+                           lengths=tuple(map(len, groups)), device=device)  # fmt: skip
+
+
+def _pieces(step: Callable[..., Any], chunk: int, data: Any, out: Any, args: tuple, whole: Any = ()) -> _Pieces:
+    """The programs of `step(client, out_i, *args_i, whole)` for `chunk` clients, and their arguments.
+
+    A chunk brings its own clients' examples, whose number varies: programs for several numbers are traced, each a
+    quarter of the one before, and a chunk runs the smallest that has room for it.
+    """
+    own, examples = without_examples(data)
+    own = own._replace(start=None)
+    leaves, tree = jax.tree.flatten((out, own, args))
     replaced = jax.tree.leaves(out)
     # An array that is given twice, such as a cloud model as start and as centre, is sent once.
     sent = replaced + list({id(a): a for a in leaves if not any(a is b for b in replaced)}.values())
     place = {id(a): i for i, a in enumerate(sent)}
-    some = [jax.ShapeDtypeStruct((chunk, *a.shape[1:]), a.dtype) for a in sent]
-    fixed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), whole)
-    extra = () if whole is None else (fixed,)
+    all_of, structure = jax.tree.flatten(examples)
+    blocks, block = jax.tree.flatten(whole)
 
-    def piece(extra: tuple, *rows: Any) -> list[Any]:
+    def piece(whole: list, examples: list, start: Any, *rows: Any) -> list[Any]:
+        extra = (jax.tree.unflatten(block, whole),) if blocks else ()
+
+        def one(start: Any, out: Any, own: Any, args: tuple) -> Any:
+            client = with_examples(own._replace(start=start), jax.tree.unflatten(structure, examples))
+            return step(client, out, *args, *extra)
+
         trees = jax.tree.unflatten(tree, [rows[place[id(a)]] for a in leaves])
-        return jax.tree.leaves(jax.vmap(lambda *mine: step(*mine, *extra))(*trees))
+        return jax.tree.leaves(jax.vmap(one)(start, *trees))
 
-    program = jax.make_jaxpr(piece)(extra, *some)
-    # What `step` closes over, such as a global model, becomes an argument: the program serves every round.
-    return program.jaxpr, program.consts, sent
+    some = [jax.ShapeDtypeStruct((chunk, *a.shape[1:]), a.dtype) for a in (data.start, *sent)]
+    fixed = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in blocks]
+    programs, consts = [], []
+    for count in _counts(len(data.y), len(data.size), chunk, data.longest):
+        pool = [jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype) for a in all_of]
+        made = jax.make_jaxpr(piece)(fixed, pool, *some)
+        programs.append((count, made.jaxpr))
+        consts += made.consts
+    return _Pieces(tuple(programs), consts, blocks, all_of, [data.start, data.size], sent, chunk)
+
+
+def _counts(total: int, clients: int, chunk: int, longest: int) -> list[int]:
+    """Numbers of examples that chunks are compiled for: what the largest may have, and smaller ones.
+
+    >>> _counts(60_000, 2_001, 20, 20_000), _counts(1_000, 20, 5, 50)
+    ([60000, 15000, 3750, 937], [250])
+    """
+    counts = [max(1, min(total, chunk * longest))]
+    while counts[-1] >= 5 * chunk * total // clients:
+        counts.append(counts[-1] // 4)
+    return counts
 
 
 @functools.lru_cache(maxsize=64)
@@ -221,17 +269,27 @@ def _rows_of(a: Any, rows: np.ndarray) -> Any:
     return a[rows] if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else np.asarray(a)[rows]
 
 
-def _on_rows(work: Any, *arrays: Any, jaxpr: Any, whole: int, chunk: int, device: Any) -> list[Any]:
-    """Run `jaxpr` for chunks of rows on the device."""
-    count = len(jaxpr.constvars) + whole
-    fixed, leaves = jax.device_put(list(arrays[:count]), device), arrays[count:]
-    new = [np.array(a) for a in leaves[: len(jaxpr.outvars)]]
-    amounts = np.asarray(work)
+def _on_rows(work: Any, *arrays: Any, programs: tuple, chunk: int, lengths: tuple, device: Any) -> list[Any]:
+    """Run the programs for chunks of rows on the device."""
+    consts, whole, examples, (start, size), leaves = _groups(arrays, lengths)
+    fixed: dict[int, list[Any]] = {}  # by the program's number of examples
+    new = [np.array(a) for a in leaves[: len(programs[0][1].outvars)]]
+    examples, start, size, amounts = [np.asarray(a) for a in examples], *map(np.asarray, (start, size, work))
     order = np.argsort(-amounts, kind="stable")[: np.count_nonzero(amounts)]
 
     def compute(rows: np.ndarray) -> list[Any]:
+        count, jaxpr = next((p for p in reversed(programs) if p[0] >= size[rows].sum()), programs[0])
+        if count not in fixed:
+            before = sum(len(other.constvars) for larger, other in programs if larger > count)
+            fixed[count] = jax.device_put([*consts[before : before + len(jaxpr.constvars)], *whole], device)
+        own = [np.zeros((count, *a.shape[1:]), a.dtype) for a in examples]
+        begin = np.cumsum(size[rows]) - size[rows]
+        for i, first in zip(rows, begin):
+            for mine, a in zip(own, examples):
+                mine[first : first + size[i]] = a[start[i] : start[i] + size[i]]
         full = np.resize(rows, chunk)  # the last chunk is filled up with rows that it has already
-        return compiled(jaxpr)(fixed, jax.device_put([_rows_of(a, full) for a in leaves], device))
+        sent = [*own, np.resize(begin, chunk).astype(np.int32), *(_rows_of(a, full) for a in leaves)]
+        return compiled(jaxpr)(fixed[count], jax.device_put(sent, device))
 
     def receive(rows: np.ndarray, results: list[Any]) -> None:
         for a, result in zip(new, results):
@@ -239,6 +297,12 @@ def _on_rows(work: Any, *arrays: Any, jaxpr: Any, whole: int, chunk: int, device
 
     _pipelined((order[i : i + chunk] for i in range(0, len(order), chunk)), compute, receive)
     return _to_host(new)
+
+
+def _groups(arrays: Any, lengths: tuple) -> list[list[Any]]:
+    """The groups of `_Pieces` in the arguments of `rows_p`, but for the first one, which is `work`."""
+    ends = np.cumsum(lengths)
+    return [list(arrays[end - n : end]) for n, end in zip(lengths, ends)]
 
 
 def _on_columns(fixed: Any, *leaves: Any, fn: Callable[..., Any], add: bool, device: Any) -> list[Any]:
@@ -283,8 +347,8 @@ rows_p = Primitive("rows_on_device")
 rows_p.multiple_results = True
 rows_p.def_impl(_on_rows)
 rows_p.def_abstract_eval(
-    lambda work, *arrays, jaxpr, whole, chunk, device: list(
-        arrays[len(jaxpr.constvars) + whole :][: len(jaxpr.outvars)]
+    lambda work, *arrays, programs, chunk, lengths, device: list(
+        _groups(arrays, lengths)[-1][: len(programs[0][1].outvars)]
     )
 )
 
@@ -341,11 +405,11 @@ def _on_device(eqn: Any) -> int:
         fixed, *leaves = (v.aval for v in eqn.invars)
         block = min(BLOCK_BYTES, max(map(array_bytes, leaves)))
         return array_bytes(fixed) + 2 * block + 2 * (array_bytes(eqn.outvars[0].aval) if eqn.params["add"] else block)
-    there, jaxpr = SingleDeviceSharding(eqn.params["device"]), eqn.params["jaxpr"]
-    fixed = [*jaxpr.constvars, *jaxpr.invars[: eqn.params["whole"]]]
+    there, (_, jaxpr) = SingleDeviceSharding(eqn.params["device"]), eqn.params["programs"][0]
+    fixed = [*jaxpr.constvars, *jaxpr.invars[: eqn.params["lengths"][1]]]
     whole, rows = (
         [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=there) for v in some]
-        for some in (fixed, jaxpr.invars[eqn.params["whole"] :])
+        for some in (fixed, jaxpr.invars[eqn.params["lengths"][1] :])
     )
     used = compiled(jaxpr).lower(whole, rows).compile().memory_analysis()
     return 2 * (used.argument_size_in_bytes + used.output_size_in_bytes) + used.temp_size_in_bytes

@@ -22,8 +22,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedamp_jax.checks import check_integer, check_type
-from fedamp_jax.placement.placement import ByParameters, D, Placement, in_chunks
-from fedamp_jax.programs.jaxpr import OneClient
+from fedamp_jax.layout import D, positions, without_examples
+from fedamp_jax.placement.placement import ByParameters, Placement, in_chunks, one_client
 from fedamp_jax.programs.jitted import Jitted
 
 AXIS = "clients"
@@ -139,7 +139,7 @@ class OnMesh(Placement):
                 raise ValueError(f"the data lie on {data.placement.mesh} already, they cannot be placed on {self.mesh}")
             return data._replace(placement=dataclasses.replace(self, clients=data.clients))
         m = len(data.size)
-        return self.from_owned(jax.tree.map(lambda a: np.asarray(a)[self.owned(m)], data), m)
+        return self.from_owned(data.select(self.owned(m)), m)
 
     def owned(self, m: int) -> np.ndarray:
         """Which of `m` clients lie on this process's devices, `[m_own]` increasing; all for a single process."""
@@ -156,7 +156,8 @@ class OnMesh(Placement):
             m: the number of clients in all processes together.
 
         Returns:
-            `Data [rows(m), N, ...]`, N the largest of all processes; no process sees another's rows.
+            `Data` of `rows(m)` clients; each device has as many rows of x and y as the one with most examples, and no
+            process sees another's.
 
         Raises:
             ValueError: if `mine` has another number of clients than `owned(m)`.
@@ -166,33 +167,66 @@ class OnMesh(Placement):
             raise ValueError(
                 f"process {jax.process_index()} holds {len(held)} of {m} clients, but brings {len(mine.size)}"
             )
-        total = self.rows(m)
-        sharding = self._sharding(AXIS)
-        own_rows = len(sharding.addressable_devices) * total // self.mesh.size
-        longest = int(multihost_utils.process_allgather(np.int32(mine.y.shape[1])).max())
+        total, devices = self.rows(m), self.mesh.size
+        sharding, each = self._sharding(AXIS), total // devices
+        indices: Any = sharding.addressable_devices_indices_map((total,)).values()
+        local = sorted(rows[0].start or 0 for rows in indices)
+        number = {start // each: i for i, start in enumerate(local)}  # of a device in the mesh, and in this process
+        size = np.zeros(len(local) * each, np.int32)
+        size[: len(held)] = np.asarray(mine.size)
+        ends = np.concatenate([[0], np.cumsum(size.reshape(len(local), each).sum(axis=1))])
+        most = [np.int32(np.diff(ends).max(initial=1)), np.int32(mine.longest)]
+        examples, longest = (int(found) for found in _largest_of_processes(np.array(most)))
+        at, (own, (x, y)) = positions(mine), without_examples(mine)
+        start = np.concatenate([np.cumsum(row) - row for row in size.reshape(-1, each)])
+        start += np.repeat([device * examples for device in number], each)
 
-        def spread(a: Any) -> Array:
+        def rows_of_device(a: Any) -> Array:
             a = np.asarray(a)
-            filled = np.zeros((own_rows, longest, *a.shape[2:])[: max(1, a.ndim)], a.dtype)
-            filled[(slice(0, len(a)), *(slice(0, n) for n in a.shape[1:2]))] = a
-            return jax.make_array_from_process_local_data(sharding, filled, (total, *filled.shape[1:]))
 
-        return jax.tree.map(spread, mine)._replace(placement=dataclasses.replace(self, clients=m))
+            def block(index: Any) -> np.ndarray:
+                i = number[(index[0].start or 0) // examples]
+                made = np.zeros((examples, *a.shape[1:]), a.dtype)
+                made[: ends[i + 1] - ends[i]] = a[at[ends[i] : ends[i + 1]]]
+                return made
+
+            return jax.make_array_from_callback((devices * examples, *a.shape[1:]), sharding, block)
+
+        def of_clients(a: Any) -> Array:
+            a = np.asarray(a)
+            filled = np.zeros((len(size), *a.shape[1:]), a.dtype)
+            filled[: len(a)] = a
+            return jax.make_array_from_process_local_data(sharding, filled, (total, *a.shape[1:]))
+
+        own = jax.tree.map(of_clients, own._replace(views=(), longest=type(mine.longest)(longest)))
+        start = jax.make_array_from_process_local_data(sharding, start.astype(np.int32), (total,))
+        x, y = jax.tree.map(rows_of_device, (x, y))
+        return own._replace(x=x, y=y, start=start, placement=dataclasses.replace(self, clients=m))
 
     def init(self, algorithm: Any, key: Array, data: Any) -> Any:
         """`algorithm.init(key, data)`; no device holds more of it than its own clients' part."""
         return _init(algorithm.init, key, data)
 
     def shapes(self, data: Any) -> Any:
-        rows = self.rows(data.clients)
+        devices, rows = self.mesh.size, self.rows(data.clients)
+        examples = -(-len(data.y) // devices)  # of a device, if the clients are spread evenly
+        if not isinstance(data.size, jax.ShapeDtypeStruct) and getattr(data.size, "is_fully_addressable", True):
+            size = np.zeros(rows, np.int64)
+            size[: data.clients] = np.asarray(data.size)[: data.clients]
+            examples = max(1, int(size.reshape(devices, -1).sum(axis=1).max()))
 
-        def longer(a: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype, sharding=self._sharding(AXIS))
+        def longer(a: Any, length: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((length, *a.shape[1:]), a.dtype, sharding=self._sharding(AXIS))
 
-        return jax.tree.map(longer, data)._replace(placement=dataclasses.replace(self, clients=data.clients))
+        own, all_of = without_examples(data._replace(views=()))
+        own, (x, y) = (
+            jax.tree.map(functools.partial(longer, length=length), tree)
+            for tree, length in ((own, rows), (all_of, devices * examples))
+        )
+        return own._replace(x=x, y=y, placement=dataclasses.replace(self, clients=data.clients))
 
     def state_shapes(self, algorithm: Any, key: Any, data: Any) -> Any:
-        rows = data.y.shape[0]
+        rows = len(data.size)
 
         def placed(a: Any) -> jax.ShapeDtypeStruct:
             spec = (AXIS,) if a.ndim and a.shape[0] == rows else ()
@@ -228,46 +262,53 @@ class OnMesh(Placement):
 
     # --- the verbs of a method ----------------------------------------------------------------------------------------
 
-    def for_each_client(self, step, out, *args, work, at_most=None):
-        chunk = self.side_by_side(len(work) // self.mesh.size, OneClient(step, out, *args), at_most)
-        return self._per_device(functools.partial(in_chunks, step, chunk), work, out, *args)
+    def for_each_client(self, step, data, out, *args, work, at_most=None):
+        chunk = self.side_by_side(len(work) // self.mesh.size, one_client(step, data, out, *args), at_most)
+        return self._per_device(functools.partial(in_chunks, step, chunk), work, data, out, *args)
 
-    def for_each_pair(self, fn, rows, columns, *, work):
+    def for_each_pair(self, fn, data, columns, *args, work):
         turns, m = self.mesh.size, len(work)
         own = m // turns
-        chunk = self.side_by_side(own, OneClient(lambda row, column: fn(row)(column), rows, columns))
+        chunk = self.side_by_side(
+            own, one_client(lambda one, column, *row: fn(one, *row)(column), data, columns, *args)
+        )
         back = [(i, (i - 1) % turns) for i in range(turns)]
 
-        def on_device(work: Any, rows: Any, columns: Any) -> Any:
+        def on_device(work: Any, data: Any, columns: Any, *args: Any) -> Any:
             first = lax.axis_index(AXIS)
 
             def turn(t: Any, carry: tuple) -> tuple:
                 visiting, out = carry
 
-                def step(_: Any, row: Any) -> Any:
-                    return lax.map(fn(row), visiting)
+                def step(client: Any, _: Any, *row: Any) -> Any:
+                    return lax.map(fn(client, *row), visiting)
 
-                block = in_chunks(step, chunk, work, jnp.zeros((own, own), jnp.float32), rows)
+                block = in_chunks(step, chunk, work, data, jnp.zeros((own, own), jnp.float32), *args)
                 out = lax.dynamic_update_slice(out, block, (jnp.int32(0), (first + t) % turns * own))
                 # Every device hands the models that visit it on to the device before it.
                 return jax.tree.map(lambda a: lax.ppermute(a, AXIS, back), visiting), out
 
             return lax.fori_loop(0, turns, turn, (columns, jnp.zeros((own, m), jnp.float32)))[1]
 
-        return self._per_device(on_device, work, rows, columns)
+        return self._per_device(on_device, work, data, columns, *args)
 
     def by_parameters(self, tree: Any) -> ByParameters:
         return _Exchanged(self, tree, _exchange(self, jax.tree.leaves(tree)))
 
-    def _per_device(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """`fn(*args)`, run by each device on the rows that it holds of `args`, leaves `[M, ...]`."""
-        rows = jax.tree.leaves(args)[0].shape[0]
+    def _per_device(self, fn: Callable[..., Any], work: Any, data: Any, *args: Any) -> Any:
+        """`fn(work, data, *args)`, run by each device for its own clients: on the rows that it holds of every leaf."""
+        rows = len(work)
         if rows % self.mesh.size:
             raise ValueError(f"{rows} rows on {self.mesh.size} devices: let placement.place(data) place the data")
+
+        def on_device(work: Any, data: Any, *args: Any) -> Any:
+            before = lax.axis_index(AXIS) * len(data.y)  # rows of the devices before this one
+            return fn(work, data._replace(start=data.start - before), *args)
+
         # check_vma would ask every loop of local training to mark its constants as different on each device.
-        spread = jax.shard_map(fn, mesh=self.mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
+        spread = jax.shard_map(on_device, mesh=self.mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
         try:
-            return spread(*args)
+            return spread(work, data, *args)
         except ValueError as error:
             if "esh" not in str(error) or "Manual" not in str(error):
                 raise
@@ -278,10 +319,15 @@ class OnMesh(Placement):
             ) from error
 
 
+def _largest_of_processes(numbers: np.ndarray) -> np.ndarray:
+    """The largest of all processes' `numbers [K]`, element by element."""
+    return np.asarray(multihost_utils.process_allgather(numbers)).reshape(-1, len(numbers)).max(axis=0)
+
+
 @functools.partial(Jitted, static_argnums=0)
 def _init(init: Callable[..., Any], key: Array, data: Any) -> Any:
     made = data.placement.program(init)(key, data)
-    return data.placement.settle(made, data.y.shape[0])
+    return data.placement.settle(made, len(data.size))
 
 
 @dataclasses.dataclass(frozen=True)

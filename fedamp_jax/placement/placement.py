@@ -14,7 +14,7 @@ that runs, and offers four verbs for it:
 import dataclasses
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,9 @@ from jax.sharding import NamedSharding
 
 from fedamp_jax import platforms
 from fedamp_jax.checks import check_integer
+from fedamp_jax.layout import D, with_examples, without_examples
 from fedamp_jax.programs import cost, memory
 from fedamp_jax.programs.jaxpr import OneClient, repeat, together
-
-D = TypeVar("D", bound=Any)
-"""`fedamp_jax.Data`, whose definition holds a placement."""
 
 
 @jax.tree_util.register_static
@@ -183,15 +181,17 @@ class Placement:
     def for_each_client(
         self,
         step: Callable[..., Any],
+        data: Any,
         out: Any,
         *args: Any,
         work: Array,
         at_most: int | None = None,
     ) -> Any:
-        """`out` with the rows of all clients that have work replaced by `step(out_i, *args_i)`.
+        """`out` with the rows of all clients that have work replaced by `step(client, out_i, *args_i)`.
 
         Args:
             step: a function of ONE client, which may close over arrays that all clients share.
+            data: all clients' `Data`, of which `step` gets one client's.
             out: leaves `[M, ...]`; `step` returns a tree like one row of it.
             *args: further trees with leaves `[M, ...]`, of which `step` gets one row.
             work: `[M]`, how long each client takes. The longest go first, so that clients that run side by side are of
@@ -201,29 +201,29 @@ class Placement:
         Returns:
             A tree like `out`.
         """
-        refuse_spread((out, args))
-        chunk = self.side_by_side(len(work), OneClient(step, out, *args), at_most)
-        return in_chunks(step, chunk, work, out, *args)
+        refuse_spread((data, out, args))
+        chunk = self.side_by_side(len(work), one_client(step, data, out, *args), at_most)
+        return in_chunks(step, chunk, work, data, out, *args)
 
     def for_each_pair(
         self,
-        fn: Callable[[Any], Callable[[Any], Array]],
-        rows: Any,
+        fn: Callable[..., Callable[[Any], Array]],
+        data: Any,
         columns: Any,
-        *,
+        *args: Any,
         work: Array,
     ) -> Array:
-        """`fn(rows_i)(columns_j) -> scalar float32` for all pairs, `[M, M]`; rows without `work [M]` may stay 0.
+        """`fn(client_i, *args_i)(columns_j) -> scalar float32` for all pairs, `[M, M]`.
 
-        On several devices the columns travel around, so that no device ever holds all of them.
+        Rows without `work [M]` may stay 0. On several devices the columns travel around, so that no device ever holds
+        all of them.
         """
 
-        def step(out_i: Any, row: Any) -> Any:
-            return lax.map(fn(row), columns)
+        def step(client: Any, out_i: Any, *args_i: Any) -> Any:
+            return lax.map(fn(client, *args_i), columns)
 
         m = len(work)
-        out = jnp.zeros((m, m), jnp.float32)
-        return self.for_each_client(step, out, rows, work=work)
+        return self.for_each_client(step, data, jnp.zeros((m, m), jnp.float32), *args, work=work)
 
     def by_parameters(self, tree: Any) -> "ByParameters":
         """All clients' models, leaves `[M, ...]`, laid out by parameters in place of clients over the devices."""
@@ -258,17 +258,21 @@ class ByParameters:
         return sum((fn(flat, fixed) for flat in flats), jnp.zeros((len(flats[0]),) * 2, jnp.float32))
 
 
-def in_chunks(step: Callable[..., Any], chunk: int, work: Array, out: Any, *args: Any) -> Any:
-    """`step(out_i, *args_i)` for each of M rows, `chunk` side by side, those with most `work [M]` first.
+def in_chunks(step: Callable[..., Any], chunk: int, work: Array, data: Any, out: Any, *args: Any) -> Any:
+    """`step(client, out_i, *args_i)` for each of M clients, `chunk` side by side, those with most `work [M]` first.
 
     Chunks that have no work at all are not run. Results are written into `out`'s own buffer: no second stack of models
     is made.
     """
-    m, step = len(work), together(step, chunk)
+    m, (own, examples) = len(work), without_examples(data)
+
+    def one(own: Any, *rows: Any) -> Any:
+        return together(step, chunk)(with_examples(own, examples), *rows)
+
     # One client at a time runs without vmap, which would make every branch and loop of its step a selection.
-    all_of = jax.vmap(step) if chunk > 1 else lambda *one: expand(step(*jax.tree.map(lambda a: a[0], one)))
+    all_of = jax.vmap(one) if chunk > 1 else lambda *rows: expand(one(*jax.tree.map(lambda a: a[0], rows)))
     if chunk >= m:
-        return all_of(out, *args)
+        return all_of(own, out, *args)
     order = jnp.argsort(-work, stable=True)
     # The last chunk is filled up with the client that has least work, whose result is then not written again.
     fill = -m % chunk
@@ -278,10 +282,16 @@ def in_chunks(step: Callable[..., Any], chunk: int, work: Array, out: Any, *args
 
     def run_chunk(c: Any, out: Any) -> Any:
         read, write = (lax.dynamic_slice_in_dim(a, c * chunk, chunk) for a in (reads, writes))
-        result = all_of(*jax.tree.map(lambda a: a[read], (out, *args)))
+        result = all_of(*jax.tree.map(lambda a: a[read], (own, out, *args)))
         return jax.tree.map(lambda a, r: a.at[write].set(r, mode="drop"), out, result)
 
     return repeat(needed, run_chunk, out, at_most=-(-m // chunk))
+
+
+def one_client(step: Callable[..., Any], data: Any, *args: Any) -> OneClient:
+    """What is known of a step of ONE client before it is compiled."""
+    own, examples = without_examples(data)
+    return OneClient(lambda all_of, own, *rows: step(with_examples(own, all_of), *rows), own, *args, shared=examples)
 
 
 def expand(tree: Any) -> Any:

@@ -76,7 +76,7 @@ def estimate(program: jax.stages.Traced, placement: Any, state: Any, data: Any, 
     text, device = compiled.as_text() or "", accelerator(placement.first_device)
     each = flops(program.jaxpr, placement.platform) / placement.devices
     return Estimate(
-        placement.devices, data.y.shape[0] // placement.devices, memory.held(state), memory.held(data),
+        placement.devices, len(data.size) // placement.devices, memory.held(state), memory.held(data),
         memory.need(compiled).working, memory.collectives(text), each,
         None if device is None else seconds(text, device), None if device is None else each / device.flops,
     )  # fmt: skip

@@ -60,14 +60,19 @@ class OneClient:
     (False, 4000, 804)
     """
 
-    def __init__(self, step: Callable[..., Any], *args: Any):
-        """`args`: leaves `[M, ...]`, of which `step` takes one row."""
-        self._step, self._args = step, args
+    def __init__(self, step: Callable[..., Any], *args: Any, shared: Any = None):
+        """Args:
+        step: the function.
+        *args: leaves `[M, ...]`, of which it takes one row.
+        shared: its first argument if there is one, which all clients read.
+        """
+        self._step, self._args, self._shared = step, args, shared
 
     @functools.cached_property
     def _program(self) -> Any:
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self._args)
-        return jax.make_jaxpr(self._step)(*rows)
+        whole = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._shared)
+        return jax.make_jaxpr(self._step)(*(() if self._shared is None else (whole,)), *rows)
 
     @property
     def convolves(self) -> bool:
@@ -77,12 +82,12 @@ class OneClient:
     @property
     def held(self) -> int:
         """Bytes of the arguments, of all clients; an array that is given twice is counted once."""
-        return sum(array_bytes(a) for a in {id(a): a for a in jax.tree.leaves(self._args)}.values())
+        return sum(array_bytes(a) for a in {id(a): a for a in jax.tree.leaves((self._shared, self._args))}.values())
 
     @property
     def peak(self) -> int:
-        """Bytes of the client's arguments, its results and all between at the worst moment, if nothing is fused."""
-        return peak(self._program.jaxpr)
+        """Bytes of the client's own arguments, its results and all between at the worst moment, if nothing is fused."""
+        return peak(self._program.jaxpr) - sum(map(array_bytes, jax.tree.leaves(self._shared)))
 
 
 def peak(jaxpr: Any, each: Callable[[Any], None] = lambda eqn: None) -> int:

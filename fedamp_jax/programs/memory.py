@@ -1,8 +1,10 @@
 """What a compiled program takes of a device's memory and exchanges, and how many clients side by side fit."""
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +60,28 @@ def room(device: Any) -> int | None:
         return (device.memory_stats() or {})["bytes_limit"]
     except (KeyError, jax.errors.JaxRuntimeError):  # of a topology, or of a plugin that does not tell
         return known and known.memory
+
+
+class Machine(NamedTuple):
+    """Bytes of this machine's memory. Attributes: total: all of it. free: what programs can still take."""
+
+    total: int
+    free: int
+
+
+def of_machine() -> Machine:
+    """This machine's memory.
+
+    >>> 0 < of_machine().free <= of_machine().total
+    True
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    try:
+        lines = Path("/proc/meminfo").read_text()
+        return Machine(total, 1024 * int(re.search(r"MemAvailable:\s+(\d+)", lines)[1]))  # pyright: ignore
+    except (OSError, TypeError):  # not Linux
+        return Machine(total, total)
 
 
 def side_by_side(room: int, standing: int, peak: int) -> int:

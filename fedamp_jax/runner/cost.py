@@ -1,7 +1,6 @@
 """What a run will take, before it starts: a round on any machine (`--dry-run`), and the least time of a long run."""
 
 import functools
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -70,13 +69,14 @@ def _row(algorithm: Algorithm, train: Data, there: Placement, options: Options) 
             raise
         words = next((line for line in str(error).splitlines() if "Used" in line), str(error).splitlines()[0])
         return ["-", "no", "-", "-", "-"], [f"The compiler refuses it: {words.strip()}. Try a smaller --chunk."]
-    room = memory.room(there.first_device) or _ram() // there.devices
+    room = memory.room(there.first_device) or memory.of_machine().total // there.devices
     if isinstance(found, HostEstimate):
         sent, fits = f"{memory.readable(found.sent + found.returned)}", _fits(found.device, room)
-        note = f"The host's memory holds {memory.readable(found.host)}, of {memory.readable(_ram())} here."
+        here = memory.readable(memory.of_machine().total)
+        note = f"The host's memory holds {memory.readable(found.host)}, of {here} here."
         return [memory.readable(found.device), fits, sent, "-", "-"], [note]
     sent = memory.readable(sum(map(sum, found.exchanged.values())))
-    seconds, text, note = _seconds(found, train, there, min(options.training.batch_size, train.y.shape[1]))
+    seconds, text, note = _seconds(found, train, there, min(options.training.batch_size, train.longest))
     return [
         memory.readable(found.memory),
         _fits(found.memory, room),
@@ -94,7 +94,7 @@ def _seconds(found: Estimate, train: Data, there: Placement, batch: int) -> tupl
             "examples as the largest, without exchanges and evaluation. Nothing was run."
         )
         return found.seconds, f"{found.seconds:.3g}", note
-    steps, most = -(-np.asarray(train.size) // batch), -(-train.y.shape[1] // batch)
+    steps, most = -(-np.asarray(train.size) // batch), -(-train.longest // batch)
     share = steps.sum() / (most * there.rows(len(steps)))  # the counted operations are those of clients of one size
     if found.at_least is not None:
         seconds, at = found.at_least * share, "the device's published bfloat16 peak"
@@ -116,11 +116,6 @@ def _fits(needed: int, room: int) -> str:
     return f"{'yes' if needed <= room else 'no'}, of {memory.readable(room)}"
 
 
-def _ram() -> int:
-    """Bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 _SIDE = 2048
 _SHORT = 60.0
 """Seconds: nothing is said of a run that is not longer."""
@@ -140,7 +135,7 @@ def at_least(
     """
     if placement.platform != "cpu" or not rounds_left:
         return None
-    batch = min(options.training.batch_size, train.y.shape[1])
+    batch = min(options.training.batch_size, train.longest)
     steps = np.ceil(np.asarray(train.size) / batch).sum() * options.training.passes
     counted = step_flops(task, train, batch, placement.platform) * steps
     counted *= options.schedule.participation * (1 - options.schedule.drop_rate)
@@ -164,8 +159,8 @@ def at_least(
 
 def step_flops(task: Task, train: Data, batch_size: int, platform: str) -> float:
     """Floating point operations of a platform's matrix products and convolutions in one local step; traces it only."""
-    size = min(batch_size, train.y.shape[1])
-    kinds = ((size, *train.x.shape[2:]), train.x.dtype), ((size,), jnp.int32), ((size,), bool), ((), jnp.int32)
+    size = min(batch_size, train.longest)
+    kinds = ((size, *train.x.shape[1:]), train.x.dtype), ((size,), jnp.int32), ((size,), bool), ((), jnp.int32)
     shapes: list[Any] = [jax.ShapeDtypeStruct(*kind) for kind in kinds]
     key = jax.random.key(0)
     model = jax.eval_shape(task.init, key)

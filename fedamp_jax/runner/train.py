@@ -230,7 +230,7 @@ def save_models(run: Run, name: str, result: fedamp_jax.Run) -> None:
         "rounds": result.rounds[-1],
         "accuracy": {str(i): float(a) for i, a in zip(ids, result.accuracy[-1], strict=True)},
         "classes": int(train.classes.max()),
-        "shape": list(train.x.shape[2:]),
+        "shape": list(train.x.shape[1:]),
         "settings": provenance.settings_of(run.options),
     }
     if jax.process_index() == 0:

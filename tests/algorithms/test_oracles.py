@@ -17,7 +17,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Solver, attention, engine
-from fedamp_jax.engine.minibatches import minibatch_order
+from fedamp_jax.engine.minibatches import for_each_minibatch
 from tests.oracles import apfl as o_apfl
 from tests.oracles import ditto as o_ditto
 from tests.oracles import fedamp as o_fedamp
@@ -36,7 +36,7 @@ from tests.oracles import shared_body as o_partial
 from tests.oracles import statistics as o_statistics
 from tests.oracles.model import gradient
 from tests.oracles.trees import combine, scale
-from tests.registry import federation, initial, tiny_task
+from tests.registry import batch_of, federation, initial, rows, tiny_task
 
 ROUNDS, BATCH, EPOCHS = 4, 4, 2
 ADAM, O_ADAM = optax.adam(0.02), o_opt.adam(0.02)
@@ -73,14 +73,14 @@ class World(NamedTuple):
     def round_data(self, k):
         """What the engine gets: features that are not finite lead to a rejection."""
         x = np.array(self.data.x)
-        x[np.array(self.rejected(k))] = np.nan
+        for i in np.flatnonzero(self.rejected(k)):
+            x[rows(self.data, i)] = np.nan
         return self.data._replace(x=jnp.asarray(x), online=jnp.array(self.online(k)))
 
     def split(self, key, i, share):
         """Row numbers of client i's training and validation part under `split_client`."""
-        client = jax.tree.map(lambda a: a[i], self.data)
-        numbers = jnp.arange(len(client.y), dtype=jnp.int32)
-        return [np.asarray(part.x)[: int(part.size)] for part in split_client(client._replace(x=numbers), share, key)]
+        parts = split_client(self.data.client(i), share, key)
+        return [np.asarray(batch_of(part).rows)[: int(part.size)] for part in parts]
 
     def steps(self, k):
         """The minibatches of round k of a method that trains once on all of a client's data."""
@@ -111,21 +111,32 @@ class World(NamedTuple):
         result = []
         for i, client in enumerate(self.clients):
             n = len(client["y"]) if sizes is None else sizes[i]
-            padded = -(-self.data.y.shape[1] // BATCH) * BATCH
-            order = jax.random.split(self.phase_key(key, i, phase))[0]
-            order = np.asarray(order_of(jnp.int32(n), epochs, padded, order))
-            result.append([row[b : min(b + BATCH, n)] for row in order for b in range(0, n, BATCH)])
+            one = self.data.client(i)._replace(size=jnp.int32(n))
+            count, read = read_by(epochs, one, self.phase_key(key, i, phase))
+            result.append([rows[rows < self.data.longest] for rows in np.asarray(read)[: int(count)]])
         return result
 
 
-order_of = jax.jit(minibatch_order, static_argnums=(1, 2))
+@functools.partial(jax.jit, static_argnums=0)
+def read_by(epochs, client, key):
+    """How many minibatches there are, and the rows of each, as `for_each_minibatch` reads them."""
+    most = epochs * -(-client.longest // BATCH)
+
+    def note(carry, batch, key):
+        t, read = carry
+        return t + 1, read.at[t].set(batch.rows)
+
+    empty = jnp.int32(0), jnp.zeros((most, BATCH), jnp.int32)
+    return for_each_minibatch(solver(epochs=epochs), client, note, empty, key, epochs=epochs)[0]
+
+
 split_client = jax.jit(engine.split_client, static_argnums=1)
 
 
 def world(sizes=(7, 3, 10), classes=(3, 2, 3), kinds=2):
     data = federation(sizes=sizes, classes=classes, kinds=kinds)
     return World(data, [
-        {"x": np.asarray(data.x[i, :n], np.float64), "y": np.asarray(data.y[i, :n]), "classes": c}
+        {"x": np.asarray(data.examples(i)[0], np.float64), "y": np.asarray(data.examples(i)[1]), "classes": c}
         for i, (n, c) in enumerate(zip(sizes, classes))
     ])  # fmt: skip
 
@@ -299,7 +310,9 @@ def test_fedfomo(stats):
 
     expected, xis = {"models": start()}, []
     for k in range(ROUNDS):
-        expected = w.round(o_fedfomo.round, expected, k, steps(k), optimizer=O_SGD, validation=validation,
+        # The rejected client's features are not finite, and no candidate is better on its validation examples.
+        seen = [[] if bad else rows for rows, bad in zip(validation, w.rejected(k))]
+        expected = w.round(o_fedfomo.round, expected, k, steps(k), optimizer=O_SGD, validation=seen,
                            otherwise="trained")  # fmt: skip
         xis.append(expected["weights"])
         np.testing.assert_allclose(infos[k].xi, expected["weights"], rtol=2e-3, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Solver
-from tests.registry import federation, initial, run_rounds, tiny_task
+from tests.registry import batch_of, federation, initial, run_rounds, tiny_task
 
 TASK, LR = tiny_task(), 0.3
 SGD = Solver(optax.sgd(LR), epochs=2, batch_size=4)
@@ -107,12 +107,12 @@ def test_pflego_with_one_step_is_gradient_descent_on_everything():
     body, heads = state.model.body["body"], state.model.heads["head"]
 
     def objective(body, heads):
-        def one(head, x, y, n):
+        def one(i):
+            head = jax.tree.map(lambda a: a[i], heads)
             variables = fedamp_jax.Variables({"body": body, "head": head}, {"mean": jnp.zeros(5)})
-            batch = fedamp_jax.Batch(x, y, jnp.arange(len(y)) < n, jnp.int32(3))
-            return TASK.loss(variables, batch, KEY)[0] * (n / jnp.sum(data.size))
+            return TASK.loss(variables, batch_of(data.client(i)), KEY)[0] * (data.size[i] / jnp.sum(data.size))
 
-        return jnp.sum(jax.vmap(one)(heads, data.x, data.y, data.size))
+        return sum(map(one, range(8)))
 
     expected = jax.tree.map(lambda w, g: w - rho * g, (body, heads), jax.jit(jax.grad(objective, (0, 1)))(body, heads))
     new, _ = jax.jit(algorithm.round)(KEY, state, data)

@@ -16,24 +16,22 @@ def clients(sizes=(3, 1, 2), shape=(4,), dtype=np.float32, seed=0):
     return xs, [rng.integers(0, 5, n) for n in sizes]
 
 
-def test_from_lists_keeps_every_example_and_pads_with_zeros():
-    """Fails if rows from `size` on are left uninitialized, or if clients are aligned to the right."""
+def test_from_lists_keeps_every_example():
+    """One client's after the other's. Fails if clients begin at other rows than their examples do."""
     xs, ys = clients(sizes=(3, 1, 7))
     packed = data.from_lists(xs, ys)
-    chex.assert_shape((packed.x, packed.y, packed.size), [(3, 7, 4), (3, 7), (3,)])
-    assert packed.size.tolist() == [3, 1, 7]
+    chex.assert_shape((packed.x, packed.y, packed.size), [(11, 4), (11,), (3,)])
+    assert packed.size.tolist() == [3, 1, 7] and packed.start.tolist() == [0, 3, 4] and packed.longest == 7
     for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        np.testing.assert_array_equal(packed.x[i, : len(x)], x)
-        np.testing.assert_array_equal(packed.y[i, : len(y)], y)
-        assert not np.asarray(packed.x[i, len(x) :]).any() and not np.asarray(packed.y[i, len(y) :]).any()
+        jax.tree.map(np.testing.assert_array_equal, packed.examples(i), (x, y))
 
 
 def test_every_field_has_the_documented_dtype():
     """Fails if labels keep NumPy's int64, or if `online` is missing."""
     packed = data.from_lists(*clients())
-    fields = [packed.x, packed.y, packed.size, packed.classes, packed.id, packed.online]
+    fields = packed[:7]
     assert all(isinstance(field, jax.Array) for field in fields)
-    assert [field.dtype.name for field in fields] == ["float32", "int32", "int32", "int32", "int32", "bool"]
+    assert [field.dtype.name for field in fields] == ["float32", *["int32"] * 5, "bool"]
     assert packed.id.tolist() == [0, 1, 2] and packed.online.tolist() == [True] * 3
 
 
@@ -47,7 +45,7 @@ def test_only_uint8_stays_an_integer(dtype, kept):
     xs, ys = clients(dtype=dtype)
     packed = data.from_lists(xs, ys)
     assert packed.x.dtype == kept
-    np.testing.assert_array_equal(packed.x[0], np.asarray(xs[0], kept))
+    np.testing.assert_array_equal(packed.examples(0)[0], np.asarray(xs[0], kept))
 
 
 def test_classes_are_shared_given_or_one_per_client():
@@ -83,7 +81,7 @@ def test_from_table_groups_rows_by_any_hashable_name(column):
     assert len(names) == 3 and set(names) == set(plain)
     for i, name in enumerate(names):
         mine = [row for row, of in enumerate(plain) if of == name]
-        np.testing.assert_array_equal(packed.x[i, : len(mine)], x[mine])
+        np.testing.assert_array_equal(packed.examples(i)[0], x[mine])
     assert packed.size.tolist() == [plain.count(name) for name in names]
 
 
@@ -92,7 +90,7 @@ def test_from_table_follows_the_order_of_names():
     _, names = data.from_table(np.ones((2, 1)), [0, 1], ["b", "a"])
     assert names == ["a", "b"]
     test, _ = data.from_table(np.array([[1.0], [2.0]]), [0, 1], ["b", "a"], names=["b", "a"])
-    assert test.x[:, 0, 0].tolist() == [1.0, 2.0]
+    assert test.x[:, 0].tolist() == [1.0, 2.0]
 
 
 X, Y = [np.ones((2, 3)), np.ones((1, 3))], [np.array([0, 1]), np.array([2])]
@@ -222,22 +220,27 @@ def test_check_pair_refuses(make, args, options, message):
         data.check_pair(train, make(*args, **options))
 
 
-def test_hold_out_splits_each_client():
-    """Every real example is in one of the parts, which stay with their client; padding in none.
+def rows_of(clients, i):
+    """One client's examples with their labels."""
+    return [(*np.asarray(x), int(y)) for x, y in zip(*clients.examples(i))]
 
-    Failed with padding rows among the permuted, with one order for x and another one for y, and with ids numbered anew.
+
+def test_hold_out_splits_each_client():
+    """Every example is in one of the parts, which stay with their client, and none is copied.
+
+    Failed with rows of the next client among the permuted, with parts that overlap, and with ids numbered anew.
     """
     whole = data.from_lists(*clients(sizes=(30, 2, 7)))
-    whole = whole._replace(id=whole.id[::-1], x=whole.x.at[1, 2:].set(jnp.nan))
+    whole = whole._replace(id=whole.id[::-1])
     kept, held = data.hold_out(whole, 0.3, seed=1)
     assert kept.size.tolist() == [21, 1, 5] and held.size.tolist() == [9, 1, 2]
     for i in range(3):
-        rows = lambda d, i=i: [(*np.asarray(x), int(y)) for x, y in zip(d.x[i, : d.size[i]], d.y[i, : d.size[i]])]  # noqa: E731
-        assert sorted(rows(kept) + rows(held)) == sorted(rows(whole))
+        assert sorted(rows_of(kept, i) + rows_of(held, i)) == sorted(rows_of(whole, i))
+        assert held.x is kept.x is whole.x
     assert held.id.tolist() == kept.id.tolist() == whole.id.tolist()
     assert kept.classes.tolist() == whole.classes.tolist()
     other = data.hold_out(whole, 0.3, seed=2)[1]
-    assert not np.array_equal(other.x[0], held.x[0])
+    assert rows_of(other, 0) != rows_of(held, 0)
     with pytest.raises(ValueError, match="share must be between 0 and 1, got 1"):
         data.hold_out(whole, 1, seed=0)
     kept, held = data.hold_out(data.from_lists(*clients(sizes=(3, 1))), 0.5, seed=0)
@@ -260,7 +263,8 @@ def test_balanced_clients_are_equal_work_for_every_device():
         assert share.max() <= 1.05 * share.mean()
     ids = np.asarray(clients.test.id)
     assert sorted(ids) == list(range(100)) and (clients.groups == ids // 20).all()
-    assert (np.asarray(clients.train.x)[:, 0, 0] == ids).all() and (np.asarray(clients.train.size) == size[ids]).all()
+    assert all((np.asarray(clients.train.examples(i)[0]) == row).all() for i, row in enumerate(ids))
+    assert (np.asarray(clients.train.size) == size[ids]).all()
     same_size = data.Federation(train._replace(size=np.full(100, 7)), train, None)
     assert data.balanced(same_size) is same_size
 
@@ -280,5 +284,5 @@ def test_a_small_part_of_a_federation(setting):
     for i, row in enumerate(part.train.id):
         n = int(part.train.size[i])
         assert n == min(33, int(whole.train.size[row])) and int(part.test.id[i]) == row
-        np.testing.assert_array_equal(part.train.x[i, :n], whole.train.x[row, :n])
-        np.testing.assert_array_equal(part.train.y[i, :n], whole.train.y[row, :n])
+        first = jax.tree.map(lambda a, n=n: a[:n], whole.train.examples(int(row)))
+        jax.tree.map(np.testing.assert_array_equal, part.train.examples(i), first)

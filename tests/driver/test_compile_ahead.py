@@ -86,6 +86,6 @@ def test_what_was_not_waited_for_is_given_up():
     with compiled_ahead(task, slow, data, data, Placement()) as wait:
         wait("0")
     for thread in threading.enumerate():
-        if thread.name.startswith("ThreadPoolExecutor"):
+        if thread.name.startswith("compile-ahead"):  # other libraries' pools may stay for ever
             thread.join()
     assert len(traced) < len(slow)

@@ -69,7 +69,7 @@ def test_the_placement_stays_with_the_data(name):
     """Through `_replace`, `jax.tree.map`, `jit` and `vmap`. Failed with a placement that was a leaf."""
     data = PLACEMENTS[name]().place(federation())
     place = data.placement
-    assert all(isinstance(a, jax.Array) for a in jax.tree.leaves(data)) and len(jax.tree.leaves(data)) == 6
+    assert all(isinstance(a, jax.Array) for a in jax.tree.leaves(data)) and len(jax.tree.leaves(data)) == 7
     assert data._replace(online=data.online).placement == place
     assert jax.tree.map(jnp.copy, data).placement == place
     assert jax.jit(lambda d: d._replace(size=d.size + 1))(data).placement == place

@@ -11,12 +11,13 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Placement, Solver, Task, Variables
+from fedamp_jax.data import hold_out
 from fedamp_jax.engine import cross_losses, for_each_client, split_client, stream
 from fedamp_jax.engine.clients import init_clients, resample_epochs
 from fedamp_jax.engine.hyperparameters import broadcast_to_clients
 from fedamp_jax.engine.solver import Local, solve
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import SIZES, federation, run_rounds, tiny_task
+from tests.registry import SIZES, batch_of, federation, run_rounds, tiny_task
 
 KEY = jax.random.key(4)
 PLACEMENTS = {
@@ -82,13 +83,13 @@ def test_all_clients_at_once_equal_a_loop(name):
         return solve(task, solver, client, mine.variables, key, epochs=epochs, k=jnp.int32(0))
 
     def everybody(data):
-        m = data.y.shape[0]
+        m = len(data.size)
         keep = Local(jax.tree.map(lambda a: jnp.broadcast_to(a[None], (m, *a.shape)), start))
         return for_each_client(solver, data, local, keep, key=KEY)
 
     together, info = call(PLACEMENTS[name]().place(data), everybody)
     for i in range(8):
-        client = jax.tree.map(lambda a, i=i: a[i], data)
+        client = data.client(i)
         if not client.online:
             alone, loss, epochs = Local(start), 0.0, 0
         else:
@@ -112,12 +113,10 @@ def test_cross_losses_equal_a_double_loop(name, share):
     part = (lambda client: split_client(client, share, jax.random.fold_in(KEY, client.id))[1]) if share else None
     wanted, loss = np.zeros((8, 8)), jax.jit(lambda variables, batch: task.loss(variables, batch, KEY)[0])
     for i in range(8):
-        client = jax.tree.map(lambda a, i=i: a[i], data)
-        client = part(client) if part else client
-        batch = fedamp_jax.Batch(client.x, client.y, jnp.arange(10) < client.size, client.classes)
+        batch = batch_of(part(data.client(i)) if part else data.client(i))
         wanted[i] = [loss(jax.tree.map(lambda a, j=j: a[j], models), batch) for j in range(8)]
     placed = PLACEMENTS[name]().place(data)
-    rows = placed.y.shape[0]
+    rows = len(placed.size)
     models = jax.tree.map(lambda a: jnp.concatenate([a, jnp.broadcast_to(a[-1:], (rows - 8, *a.shape[1:]))]), models)
     if isinstance(placed.placement, OnMesh):
         models = jax.tree.map(lambda a: jax.device_put(a, placed.x.sharding), models)
@@ -176,26 +175,37 @@ def test_split_client_divides_the_examples(size, share, held_out):
     Failed with padding rows drawn, with training data that began at the rounded share though that was 0 or all, and
     with the validation data first.
     """
-    x = jnp.arange(10, dtype=jnp.float32)[:, None]
-    client = jax.tree.map(lambda a: a[0], federation())._replace(x=x, y=jnp.arange(10), size=jnp.int32(size))
+    x = jnp.arange(20, dtype=jnp.float32)[:, None]
+    client = federation().client(0)._replace(x=x, y=jnp.arange(20), start=jnp.int32(5), size=jnp.int32(size))
     divisions = set()
     for seed in range(8):
         rest, one = split_client(client, share, jax.random.key(seed))
         assert (int(one.size), int(rest.size)) == (held_out, size - held_out)
-        taken, left = one.x[: int(one.size), 0].tolist(), rest.x[: int(rest.size), 0].tolist()
-        assert sorted(taken + left) == list(range(size))
-        np.testing.assert_array_equal(one.x[:, 0], one.y)
-        chex.assert_trees_all_equal_shapes(one, client)
+        taken, left = (batch.x[batch.mask, 0].tolist() for batch in map(batch_of, (one, rest)))
+        assert sorted(taken + left) == list(range(5, 5 + size))
+        np.testing.assert_array_equal(batch_of(one).y[: int(one.size)], taken)
         divisions.add(tuple(sorted(taken)))
     assert len(divisions) > 1
 
 
 def test_split_client_of_a_single_example():
     """It is in both sets. Failed with a rest of size 0, whose mean loss is 0 / 0."""
-    client = jax.tree.map(lambda a: a[3], federation())
+    client = federation().client(3)
     for part in split_client(client, 0.2, KEY):
         assert int(part.size) == 1
-        np.testing.assert_array_equal(part.x[0], client.x[0])
+        np.testing.assert_array_equal(batch_of(part).x[0], client.x[client.start])
+
+
+def test_views_of_views():
+    """Parts of a part, as of a client whose data were held out before the run, are parts of it.
+
+    Failed with the divisions in the other order.
+    """
+    whole = federation(sizes=(10, 10))
+    kept, held = hold_out(whole, 0.3, seed=3)
+    rest, one = split_client(kept.client(1), 0.4, KEY)
+    seen = [batch_of(part).rows[: int(part.size)].tolist() for part in (rest, one, held.client(1))]
+    assert [len(rows) for rows in seen] == [4, 3, 3] and sorted(seen[0] + seen[1] + seen[2]) == list(range(10))
 
 
 # --- before the first round -------------------------------------------------------------------------------------------
@@ -207,7 +217,7 @@ def test_one_initial_model_or_one_each():
     common = init_clients(task, solver, data, KEY).variables.params["head"]["kernel"]
     assert (common == common[:1]).all()
     order = jnp.array([3, 0, 7, 5, 1, 6, 2, 4])
-    moved = jax.tree.map(lambda a: a[order], data)
+    moved = data.select(order)
     own, other = (init_clients(task, solver, d, KEY, common=False).variables for d in (data, moved))
     chex.assert_trees_all_equal(jax.tree.map(lambda a: a[order], own), other)
     assert len(np.unique(own.params["head"]["kernel"], axis=0)) == 8
@@ -216,7 +226,7 @@ def test_one_initial_model_or_one_each():
 def test_numbers_per_client_must_fit_the_clients():
     """Padding excuses no wrong length. Failed when every shorter array was filled up."""
     for data in (federation(), OnMesh(mesh=client_mesh(3)).place(federation())):
-        rows = data.y.shape[0]
+        rows = len(data.size)
         for numbers in (3, 7, 9):
             with pytest.raises(ValueError, match=f"alpha has {numbers} numbers for 8 clients"):
                 broadcast_to_clients("alpha", jnp.ones(numbers), data)

@@ -9,6 +9,7 @@ import fedamp_jax
 from fedamp_jax.experiments import degrees, omniglot, pflego_paper
 from fedamp_jax.runner import train
 from fedamp_jax.runner.options import Options
+from tests.registry import batch_of
 from tests.small_experiments import command, main_of, options_of, read, small_federation
 
 
@@ -49,10 +50,11 @@ def test_degrees_and_labels(degree, held):
     )
     assert own.train.classes.tolist() == [held] * 10 and other.train.classes.tolist() == [10] * 10
     np.testing.assert_array_equal(own.train.x, other.train.x)
-    for i, n in enumerate(own.train.size.tolist()):
-        labels = np.unique(other.train.y[i, :n])
+    for i in range(own.train.clients):
+        mine, theirs = own.train.examples(i)[1], other.train.examples(i)[1]
+        labels = np.unique(theirs)
         assert len(labels) == held
-        np.testing.assert_array_equal(labels[np.asarray(own.train.y[i, :n])], other.train.y[i, :n])
+        np.testing.assert_array_equal(labels[np.asarray(mine)], theirs)
 
 
 def test_measuring_after_local_training():
@@ -72,12 +74,11 @@ def test_measuring_after_local_training():
     same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), got["local"].params, got["shared"].params)
     assert all(jax.tree.leaves(same["body"])) and not any(jax.tree.leaves(same["head"]))
 
-    def loss(model, client):
-        batch = fedamp_jax.Batch(client.x, client.y, jnp.ones(6, bool), client.classes)
-        return task.loss(model, batch, key)[0]
+    def losses(models):
+        one = lambda i: task.loss(jax.tree.map(lambda a: a[i], models), batch_of(train.client(i)), key)[0]  # noqa: E731
+        return np.array([one(i) for i in range(train.clients)])
 
-    before, after = (jax.vmap(loss)(got[m], train) for m in ("shared", "local"))
-    assert (after < before).all()
+    assert (losses(got["local"]) < losses(got["shared"])).all()
 
 
 @pytest.mark.parametrize("name", ["PFLEGO", "FedPer", "FedRep"])
@@ -105,8 +106,8 @@ def omniglot_pool():
 
 def rotations_in_training(federation):
     """How many test images are in training in one of the four rotations, and the number of training images."""
-    train = {img.tobytes() for x, n in zip(federation.train.x, federation.train.size) for img in np.asarray(x[:n])}
-    tests = [np.asarray(img) for x, n in zip(federation.test.x, federation.test.size) for img in x[:n]]
+    train = {img.tobytes() for img in np.asarray(federation.train.x)}
+    tests = list(np.asarray(federation.test.x))
     return sum(any(np.ascontiguousarray(np.rot90(i, k)).tobytes() in train for k in range(4)) for i in tests), len(
         train
     )
@@ -123,7 +124,7 @@ def test_omniglot_rotations():
     assert [rotations_in_training(f) for f in (train, plain)] == [(0, 180), (0, 45)]
     assert rotations_in_training(pooled)[0] > 30 and pooled.test.size.tolist() == [40, 20]
     labels = {img.tobytes(): int(c) - 1 for img, c in zip(source.x, source.character)}
-    for img, y in zip(np.asarray(train.train.x[0]), np.asarray(train.train.y[0])):
+    for img, y in zip(*map(np.asarray, train.train.examples(0))):
         upright = [labels[t] for k in range(4) if (t := np.ascontiguousarray(np.rot90(img, k)).tobytes()) in labels]
         assert upright == [y]
 
@@ -138,7 +139,7 @@ def test_omniglot_without_data(tmp_path, monkeypatch):
     train, test, _ = omniglot.digits_substitute(source, seed=0)
     assert sorted(set(train.classes.tolist())) == [2, 3, 4, 5]
     for part in (train, test):
-        assert all(int(part.y[i, :n].max()) < c for i, (n, c) in enumerate(zip(part.size.tolist(), part.classes)))
+        assert all(int(part.examples(i)[1].max()) < c for i, c in enumerate(part.classes))
     arguments = ("--rounds", "1", "--tau", "2", "--methods", "FedRecon", "--out", tmp_path / "out")
     command(monkeypatch, main_of("omniglot"), *arguments)
     found = read(tmp_path / "out")

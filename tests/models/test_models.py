@@ -397,7 +397,7 @@ def test_tokens_become_integers_again():
     variables = jax.jit(task.init)(jax.random.key(0))
     table = variables.params["Embed_0"]["embedding"]
     expected = np.stack([table[1] + table[2], table[300] + table[4]]) @ variables.params["Dense_0"]["kernel"]
-    for x in (data.x[0], data.x[0].astype(jnp.int32)):
+    for x in (data.x, data.x.astype(jnp.int32)):
         np.testing.assert_allclose(_predict(task, variables, x), expected, rtol=1e-5)
 
 

@@ -61,14 +61,15 @@ def test_fedavg_of_a_regression_is_the_loop_of_numpy():
     w, b = (np.asarray(a, np.float64) for a in (start["body"]["w"], start["head"]["b"]))
     for _ in range(2):
         steps = []
-        for i, n in enumerate(SIZES):
-            x, y = (np.asarray(a[i, :n], np.float64) for a in (clients.x, clients.y))
+        for i in range(len(SIZES)):
+            x, y = (np.asarray(a, np.float64) for a in clients.examples(i))
             slope = 2 * (x @ w + b - y) / y.size  # of the mean over rows and over the numbers of a row
             steps.append((w - 0.05 * x.T @ slope, b - 0.05 * slope.sum(axis=0)))
         w, b = (sum(n * step[j] for n, step in zip(SIZES, steps)) / sum(SIZES) for j in (0, 1))
     np.testing.assert_allclose(result.state.params["body"]["w"], w, rtol=1e-4)
     np.testing.assert_allclose(result.state.params["head"]["b"], b, rtol=1e-3, atol=1e-6)
-    errors = [np.asarray(clients.x[i, :n]) @ w + b - np.asarray(clients.y[i, :n]) for i, n in enumerate(SIZES)]
+    examples = [map(np.asarray, clients.examples(i)) for i in range(len(SIZES))]
+    errors = [x @ w + b - y for x, y in examples]
     np.testing.assert_allclose(result.metrics["mse"][-1], [(e**2).mean() for e in errors], rtol=1e-4)
     np.testing.assert_allclose(result.metrics["mae"][-1], [np.abs(e).mean() for e in errors], rtol=1e-4)
     with pytest.raises(AttributeError, match=r"no metric 'accuracy': read Run.metrics, which has 'mse', 'mae'"):
@@ -82,18 +83,19 @@ def test_metrics_and_predictions_are_those_by_hand(name, monkeypatch):
     jax.clear_caches()
     task, clients = linear(), regression()
     models = jax.vmap(task.init)(jax.random.split(KEY, 8))
-    made = [np.asarray(task.predict(one(models, i), clients.x[i])) for i in range(8)]
+    made = [np.asarray(task.predict(one(models, i), clients.examples(i)[0])) for i in range(8)]
+    ys = [clients.examples(i)[1] for i in range(8)]
     placed = PLACEMENTS[name]().place(clients)
     if name == "mesh":
         models = jax.device_put(models, placed.y.sharding)
     found = np.asarray(fedamp_jax.predict(task, models, placed))
     assert found.shape == (8, 10, 2)
     for i, n in enumerate(SIZES):
-        np.testing.assert_allclose(found[i, :n], made[i][:n], rtol=1e-5)
+        np.testing.assert_allclose(found[i, :n], made[i], rtol=1e-5)
         assert not found[i, n:].any()
-    wanted = [np.abs(made[i][:n] - clients.y[i, :n]).mean() for i, n in enumerate(SIZES)]
+    wanted = [np.abs(a - y).mean() for a, y in zip(made, ys)]
     np.testing.assert_allclose(fedamp_jax.evaluate(task, models, placed, "mae"), wanted, rtol=1e-5)
-    squares = [np.square(made[i][:n] - clients.y[i, :n]).mean() for i, n in enumerate(SIZES)]
+    squares = [np.square(a - y).mean() for a, y in zip(made, ys)]
     np.testing.assert_allclose(fedamp_jax.evaluate(task, models, placed), squares, rtol=1e-5)
     with pytest.raises(ValueError, match="metric must be one of 'mse', 'mae', got 'accuracy'"):
         fedamp_jax.evaluate(task, models, placed, "accuracy")
@@ -126,8 +128,9 @@ def in_parts(task):
 def test_inputs_in_parts_train_as_one_array(name):
     """Bit for bit, also through held-out examples and PFLEGO's features. Failed with only the first leaf indexed."""
     task, entry, whole = tiny_task(), find(name), federation()
-    xs = [{"a": x[:n, :2], "rest": (x[:n, 2:4], x[:n, 4])} for x, n in zip(np.asarray(whole.x), SIZES)]
-    parts = data.from_lists(xs, [y[:n] for y, n in zip(np.asarray(whole.y), SIZES)], classes=3)
+    xs, ys = zip(*(whole.examples(i) for i in range(len(SIZES))))
+    xs = [{"a": x[:, :2], "rest": (x[:, 2:4], x[:, 4])} for x in xs]
+    parts = data.from_lists(xs, ys, classes=3)
     results = []
     for one_task, clients in ((task, whole), (in_parts(task), parts)):
         algorithm = entry.make(one_task, Solver(optax.adam(0.05), epochs=2, batch_size=4))
@@ -173,7 +176,7 @@ def test_a_module_of_several_inputs_with_integers():
     variables = task.init(KEY)
     table, head = variables.params["Embed_0"]["embedding"], variables.params["head"]
     wanted = np.stack([(table[3] + table[4]) / 2, table[np.array([19, 1, 2, 3, 4])].mean(axis=0)]) @ head["kernel"]
-    np.testing.assert_allclose(task.predict(variables, one(clients.x, 0)), wanted, rtol=1e-5)
+    np.testing.assert_allclose(task.predict(variables, clients.x), wanted, rtol=1e-5)
     result = fedamp_jax.run(task, fedamp_jax.fedavg(task, Solver(optax.adam(0.1), epochs=9)), clients, clients,
                             rounds=2, progress=False)  # fmt: skip
     assert result.accuracy[-1] == 1
@@ -196,13 +199,14 @@ def test_the_ways_to_make_data_agree_on_targets_and_trees():
     lists = data.from_lists([pick(r) for r in rows], [y[r] for r in rows], classes=0)
     table, names = data.from_table(x, y, column, classes=0)
     chex.assert_trees_all_equal(lists, data.from_indices(x, y, rows, classes=0), table)
-    assert names == ["a", "b"] and lists.y.shape == (2, 3, 3) and lists.y.dtype == jnp.float32
+    assert names == ["a", "b"] and lists.y.shape == (6, 3) and lists.y.dtype == jnp.float32
     assert lists.x["image"].dtype == jnp.uint8 and lists.classes.tolist() == [0, 0]
     data.check_pair(lists, table)
     kept, held = data.hold_out(lists, 0.34, seed=0)
-    assert kept.size.tolist() == [2, 2] and held.y.shape == (2, 1, 3) and held.x["image"].dtype == jnp.uint8
+    assert kept.size.tolist() == [2, 2] and held.size.tolist() == [1, 1] and held.x["image"].dtype == jnp.uint8
     whole = sorted(np.asarray(lists.y).ravel().tolist())
-    assert sorted([*np.asarray(kept.y).ravel().tolist(), *np.asarray(held.y).ravel().tolist()]) == whole
+    parts = [part.examples(i)[1].ravel().tolist() for part in (kept, held) for i in (0, 1)]
+    assert sorted(a for part in parts for a in part) == whole
 
 
 def test_class_names_number_the_labels():
@@ -210,7 +214,7 @@ def test_class_names_number_the_labels():
     names = ["ham", "spam", "other"]
     train = data.from_lists([np.zeros((2, 1))], [["spam", "ham"]], class_names=names)
     test, _ = data.from_table(np.zeros((1, 1)), np.array(["other"]), ["a"], class_names=names)
-    assert train.y.tolist() == [[1, 0]] and test.y.tolist() == [[2]] and train.classes.tolist() == [3]
+    assert train.y.tolist() == [1, 0] and test.y.tolist() == [2] and train.classes.tolist() == [3]
     data.check_pair(train, test)
 
 
@@ -320,7 +324,7 @@ def test_accuracy_needs_classes():
     with pytest.raises(TypeError, match=r"accuracy compares integer labels .* give the task other metrics"):
         check_task_fits(task, regression())
     with pytest.raises(TypeError, match="cross_entropy needs integer labels"):
-        check_loss_fits(tiny_task(), regression()._replace(x=jnp.zeros((8, 10, 5)), y=jnp.zeros((8, 10))))
+        check_loss_fits(tiny_task(), regression()._replace(x=jnp.zeros((9, 5)), y=jnp.zeros(9)))
 
 
 def test_one_logit_is_enough_for_two_classes():

@@ -224,7 +224,10 @@ def test_an_estimate_is_what_is_compiled():
     assert [p.state for p in (eight, four, one)] == [4 * parameters * p.clients + 4 for p in (eight, four, one)]
     assert one.exchanged == {} and eight.memory < four.memory < one.memory
     assert "8 device(s) of 2 client(s)" in str(eight) and "all-to-all" in str(eight) and "nothing" in str(one)
-    assert fedamp_jax.estimate(algorithm, on(8, chunk=1).place(data)) == eight
+    placed = fedamp_jax.estimate(algorithm, on(8, chunk=1).place(data))
+    assert placed == fedamp_jax.estimate(algorithm, data, on(8, chunk=1))
+    # The examples of a device are counted where the sizes are known, and else those of clients of one size.
+    assert placed.data > eight.data and placed._replace(data=eight.data) == eight
 
 
 def test_a_self_weight_is_missing():
@@ -254,7 +257,7 @@ def test_a_mesh_that_cannot_be():
     with pytest.raises(ValueError, match="devices=9, but jax sees 8"):
         client_mesh(9)
     with pytest.raises(ValueError, match="holds 8 of 8 clients, but brings 2"):
-        on(4).from_owned(jax.tree.map(lambda a: a[:2], federation()), 8)
+        on(4).from_owned(federation().select([0, 1]), 8)
 
 
 def test_data_that_are_placed_already():
@@ -264,7 +267,7 @@ def test_data_that_are_placed_already():
     """
     once = on(3).place(federation())
     again = on(3, chunk=2).place(once)
-    assert again.clients == once.clients == 8 and again.y.shape[0] == 9
+    assert again.clients == once.clients == 8 and len(again.size) == 9
     assert again.placement == OnMesh(mesh=client_mesh(3), chunk=2, clients=8)
     chex.assert_trees_all_equal(again._replace(placement=once.placement), once)
     with pytest.raises(ValueError, match=r"lie on .*already, they cannot be placed on"):

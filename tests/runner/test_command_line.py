@@ -344,7 +344,7 @@ def test_sigma_auto_and_dtype_reach_the_methods(tmp_path, monkeypatch):
 
 def rows_of(data):
     """The examples of each client, as a set of bytes."""
-    return [{np.asarray(data.x[i, k]).tobytes() for k in range(n)} for i, n in enumerate(np.asarray(data.size))]
+    return [{np.asarray(x).tobytes() for x in data.examples(i)[0]} for i in range(data.clients)]
 
 
 @pytest.mark.parametrize("experiment", [EXPERIMENTS["practical"], ablation.EXPERIMENT], ids=lambda one: one.name)

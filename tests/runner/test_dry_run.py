@@ -117,7 +117,7 @@ def test_without_the_data(name, sizes):
     train, _, groups = fedamp_paper.clients(options_of("practical", "--dataset", name, "--dry-run", "v5e:1x1"))
     assert sorted(np.asarray(train.size), reverse=True) == [n for n in sizes for _ in range(20)]
     assert groups is not None and int(train.classes[0]) == blank(name).classes
-    assert train.x.shape[2:] == blank(name).x_train.shape[1:] and not train.x.any()
+    assert train.x.shape[1:] == blank(name).x_train.shape[1:] and not train.x.any()
 
 
 @pytest.mark.accelerator

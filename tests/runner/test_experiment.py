@@ -23,6 +23,7 @@ from fedamp_jax.report import combine, figures, files, styles
 from fedamp_jax.runner import compare, grid, machine, provenance, run_folder, train
 from fedamp_jax.runner.experiment import judged
 from fedamp_jax.runner.options import Machine, Options, Training
+from tests.registry import rows
 from tests.small_experiments import command, main_of, options_of, parsed, practical, read, small_federation, tiny
 
 SHORT = ("--rounds", "2", "--epochs", "1")
@@ -463,7 +464,7 @@ def test_self_weights():
     Failed when clients without groups listened to nobody, so that FedAMP was training alone.
     """
     clients = small_federation()
-    clients = clients._replace(train=clients.train._replace(y=clients.train.y.at[3].set(0)))
+    clients = clients._replace(train=clients.train._replace(y=clients.train.y.at[rows(clients.train, 3)].set(0)))
     alone = clients._replace(groups=None)
     assert paper_values.self_weights("practical", clients).tolist() == [0.5] * 4
     np.testing.assert_allclose(paper_values.self_weights("pathological", alone), [1 / 3, 1 / 3, 1 / 3, 1])

@@ -10,6 +10,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax.report import run_page
+from tests.registry import rows
 from tests.small_experiments import command, method_entry, options_of, read, small_federation
 
 
@@ -25,7 +26,7 @@ def options(**changes):
 def test_the_run_and_its_report_name_the_client():
     """`Run.rejected` counts rounds, results.json and report.html name the client. Failed when only a total was kept."""
     train, test, _ = small_federation()
-    bad = train._replace(x=train.x.at[2].set(jnp.nan))
+    bad = train._replace(x=train.x.at[rows(train, 2)].set(jnp.nan))
     own = options()
     algorithm = fedamp_jax.fedavg(tiny_task(), own.training.solver())
     result = fedamp_jax.run(tiny_task(), algorithm, bad, test, rounds=3, progress=False)
@@ -44,7 +45,7 @@ def test_what_faulty_clients_send():
 
     def sent(kind, i):
         fault = faulty.Fault(jnp.array([False, True, False, False]), jnp.int32(kind))
-        one = jax.tree.map(lambda a: a[i], client)
+        one = client.client(i)
         return faulty.corruption(fault)(jax.random.key(0), one, trained)
 
     for kind, wanted in ((0, [-1.0, 2.0]), (1, [10.0, -20.0]), (3, [1.0, -2.0])):

@@ -1,0 +1,57 @@
+"""The random order in which a client's examples are read: a keyed bijection of `0..n-1`, without a sort.
+
+The swap-or-not shuffle (Hoang, Morris and Rogaway 2012) gives the image of any row by itself, so that a minibatch costs
+what its own rows cost. A sort would take an array of the largest client's length for every client and pass.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedamp_jax import platforms
+
+_ROUNDS = 24
+
+
+def _mixed(word: Array) -> Array:
+    """A bijection of 32-bit words: each bit of the argument changes half of the result's (Wellons' lowbias32)."""
+    word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
+    word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)
+    return word ^ (word >> 16)
+
+
+def seed_of(key: Array) -> Array:
+    """What `shuffled` takes in place of a key, `[2]` uint32."""
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def seed_of_pass(seed: Array, number: Array) -> Array:
+    """The seed of pass `number [] int32` over the data, `[2]` uint32."""
+    return _mixed(seed + number.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
+
+
+def shuffled(rows: Array, size: Array, seed: Array, platform: str) -> Array:
+    """The images of rows under a random permutation of a client's examples, `[B]` int32.
+
+    Args:
+        rows: `[B]` int32; of those that are not in `0..size-1` the images are meaningless.
+        size: `[]` int32, the number of examples; or `[B]`, one for each row.
+        seed: `[2]` uint32, which determines the permutation; or `[B, 2]`.
+        platform: for which the program is compiled; the permutation does not depend on it.
+
+    >>> key = jax.random.key(0)
+    >>> sorted(shuffled(jnp.arange(5), jnp.int32(5), seed_of(key), "cpu").tolist())
+    [0, 1, 2, 3, 4]
+    """
+    n = jnp.maximum(size, 1).astype(jnp.uint32)
+
+    def swap_or_not(r: Array, row: Array) -> Array:
+        word = _mixed(seed[..., 0] + r.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
+        pivot = word % n
+        partner = pivot + jnp.where(row > pivot, n, jnp.uint32(0)) - row
+        # The two of a pair must agree on whether to swap: by a bit that follows the larger one.
+        swap = _mixed(jnp.maximum(row, partner) ^ (word + seed[..., 1])) >> 31
+        return jnp.where(swap == 1, partner, row)
+
+    unroll = platforms.unroll(platform, _ROUNDS)
+    return jax.lax.fori_loop(0, _ROUNDS, swap_or_not, rows.astype(jnp.uint32), unroll=unroll).astype(jnp.int32)
