@@ -21,8 +21,9 @@ def _mixed(word: Array) -> Array:
 
 
 def seed_of(key: Array) -> Array:
-    """What `shuffled` takes in place of a key, `[2]` uint32."""
-    return jax.random.bits(key, (2,), jnp.uint32)
+    """The words of a key that was split or folded, `[2]` uint32: as random as what a generator would make of them."""
+    words = jax.random.key_data(key).reshape(-1, 2)
+    return words[0] if len(words) == 1 else words[0] ^ words[1]  # other generators than JAX's default have four
 
 
 def seed_of_pass(seed: Array, number: Array) -> Array:
