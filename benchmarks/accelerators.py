@@ -103,10 +103,7 @@ def federated_round(model: Model, command: Command, conv: str, dtype: str) -> tu
         settings["conv"] = conv
     task = getattr(fedamp_jax.models, kind)(classes, shape=shape, **settings)
     solver = fedamp_jax.Solver(optax.adam(1e-3), epochs=command.epochs, batch_size=command.batch)
-    numbers = jax.ShapeDtypeStruct((m,), jnp.int32)
-    x, y = jax.ShapeDtypeStruct((m, n, *shape), jnp.uint8), jax.ShapeDtypeStruct((m, n), jnp.int32)
-    data = fedamp_jax.Data(x, y, numbers, numbers, numbers, jax.ShapeDtypeStruct((m,), bool))
-    return fedamp_jax.fedamp(task, solver, sigma=100.0, self_weight=0.05), data
+    return fedamp_jax.fedamp(task, solver, sigma=100.0, self_weight=0.05), bench.shapes_of_clients(m, n, shape)
 
 
 def row(mesh: Mesh, product: float | None, command: Command, model: Model, conv: str, chunk: int, dtype: str) -> Row:

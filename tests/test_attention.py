@@ -118,6 +118,7 @@ def test_perplexity(kind, k):
         np.testing.assert_allclose(xi, oracle.perplexity_weights(1 - flat @ flat.T, k, own), rtol=2e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_perplexity_of_few_or_equal_clients():
     """More than there are others, ties, identical models, one far away, two clients, nobody online: all stay finite.
 
@@ -150,6 +151,7 @@ def test_perplexity_of_few_or_equal_clients():
         np.testing.assert_allclose(np.exp(entropy), 2.5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_perplexity_as_a_schedule_a_tracer_and_in_a_round():
     """Failed when the schedule was called only once, and without `check_hyperparameters` knowing perplexities."""
     data, task, solver = federation(), tiny_task(), Solver(optax.sgd(0.05), epochs=1, batch_size=4)

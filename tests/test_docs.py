@@ -19,7 +19,7 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = [name for name in ("README.md", *DOCS) if BLOCK.search((ROOT / name).read_text())]
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [n if n == "README.md" else pytest.param(n, marks=pytest.mark.slow) for n in PAGES])
 def test_code_blocks_run(name, tmp_path, monkeypatch):
     """All blocks of a page, one after the other in one namespace, as a reader would paste them."""
     space = {"__name__": name}

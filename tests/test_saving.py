@@ -36,6 +36,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert os.listdir(tmp_path) == ["models"]
 
 
+@pytest.mark.slow
 def test_another_process_predicts(tmp_path):
     """Three lines for one client. Failed when the file held a pickle of what the process had defined."""
     task = fedamp_jax.models.mlp(classes=3, hidden=(4,), shape=(2, 2))

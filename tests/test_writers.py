@@ -81,6 +81,7 @@ def test_a_line_for_each_evaluation_at_once(tmp_path):
     np.testing.assert_allclose([float(row["accuracy"]) for row in found], result.accuracy.mean(axis=1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on(tmp_path):
     """No round twice, none missing, and none that a killed process wrote in part. Failed with a second header."""
     start(rounds=6, observe=writers.csv(tmp_path / "whole.csv"))
@@ -93,6 +94,7 @@ def test_a_run_that_goes_on(tmp_path):
     assert path.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_runs_that_share_a_file(tmp_path):
     """By their labels; a run that begins anew replaces its own rows alone. Failed with the rows of all removed."""
     path = tmp_path / "history.csv"
@@ -191,6 +193,7 @@ def test_a_package_that_is_missing(extra, name, tmp_path, monkeypatch):
 # --- experiments ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_experiment_writes_while_it_trains(tmp_path, monkeypatch):
     """history.csv grows to what is written at the end, also if the run is interrupted between two checkpoints.
 

@@ -2,12 +2,13 @@
 
 from typing import Any, NamedTuple
 
-import jax
+import bench
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 import fedamp_jax
+from fedamp_jax.data import from_lists
 
 
 class Case(NamedTuple):
@@ -69,16 +70,11 @@ class Case(NamedTuple):
         rng = np.random.default_rng(0)
         x = rng.integers(0, 256, (m, n, *self.shape), np.uint8)
         y = rng.integers(0, self.classes, (m, n)).astype(np.int32)
-        full = lambda value: jnp.full((m,), value, jnp.int32)  # noqa: E731
-        ids = jnp.arange(m, dtype=jnp.int32)
-        return fedamp_jax.Data(jnp.asarray(x), jnp.asarray(y), full(n), full(self.classes), ids, jnp.ones(m, bool))
+        return from_lists(x, y, classes=self.classes)
 
     def shapes(self) -> fedamp_jax.Data:
         """The data without their numbers, for a compiler."""
-        m, n, like = self.clients, self.examples, jax.ShapeDtypeStruct
-        of_each = [like((m,), jnp.int32)] * 3
-        images, labels = like((m, n, *self.shape), jnp.uint8), like((m, n), jnp.int32)
-        return fedamp_jax.Data(images, labels, *of_each, like((m,), bool))
+        return bench.shapes_of_clients(self.clients, self.examples, self.shape)
 
 
 CASES = {

@@ -99,14 +99,14 @@ def check_models(variables: Variables, data: Data) -> None:
         raise ValueError(f"variables must hold one model for each of {m} clients, leaves [{m}, ...]; got axes {rows}")
 
 
-@functools.partial(Jitted, static_argnums=0)
+@functools.partial(Jitted, static=1)
 def compiled_scores(task: Task, variables: Variables, data: Data) -> Array:
     """`[M, P]` float32, a column for each of the task's metrics; NaN for a client without examples."""
     place = data.placement
     return place.replicate(place.program(functools.partial(_scores, task))(variables, data))
 
 
-@functools.partial(Jitted, static_argnums=0)
+@functools.partial(Jitted, static=1)
 def compiled_outputs(task: Task, variables: Variables, data: Data) -> Array:
     """The program of `predict`."""
     return data.placement.program(functools.partial(_outputs, task))(variables, data)
@@ -173,7 +173,7 @@ def personal_scores(task: Task, algorithm: Algorithm, key: Array, state: Any, tr
     return train.placement.call(compiled_personal_scores, (task, algorithm.personalize), key, state, train, test)
 
 
-@functools.partial(Jitted, static_argnums=(0, 1))
+@functools.partial(Jitted, static=2)
 def compiled_personal_scores(
     task: Task, personalize: Callable[..., Variables], key: Array, state: Any, train: Data, test: Data
 ) -> Array:
@@ -203,7 +203,7 @@ def personal_models(algorithm: Algorithm, key: Array, state: Any, train: Data, m
     return jax.tree.map(gathered, models)
 
 
-@functools.partial(Jitted, static_argnums=0)
+@functools.partial(Jitted, static=1)
 def compiled_personal_models(personalize: Callable[..., Variables], key: Array, state: Any, train: Data) -> Variables:
     """The program of `personal_models`."""
     return train.placement.program(personalize)(key, state, train)

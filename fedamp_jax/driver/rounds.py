@@ -13,10 +13,11 @@ from fedamp_jax.placement.placement import Placement
 from fedamp_jax.programs import memory
 from fedamp_jax.programs.jaxpr import most_together
 from fedamp_jax.programs.jitted import Jitted
+from fedamp_jax.programs.kept import kept
 from fedamp_jax.types import Algorithm, Array, Data, Info
 
 
-@functools.partial(Jitted, static_argnums=0, donate_argnums=1)
+@functools.partial(Jitted, static=1, donate_argnums=(1,))
 def compiled_round(one_round: Callable[..., Any], state: Any, data: Data, key: Array) -> tuple[Any, Info]:
     """An algorithm's `round`, whose results lie where those of every round do.
 
@@ -31,13 +32,13 @@ def _with_examples(data: Data) -> Data:
     return data._replace(online=data.online & (data.size > 0))
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _need(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> memory.Need | None:
     """What a round of arguments of these kinds takes; it is compiled for this, and not again when it is called."""
     return memory.need_if_compiled(_traced(one_round, placement, tree, kinds).lower())
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _chosen(one_round: Callable[..., Any], placement: Placement, tree: Any, kinds: tuple) -> int:
     """How many clients such a round trains side by side."""
     return most_together(_traced(one_round, placement, tree, kinds).jaxpr)

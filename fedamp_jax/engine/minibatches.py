@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedamp_jax.kernels.shuffle import seed_of, seed_of_pass, shuffled
+from fedamp_jax.kernels.shuffle import seed_of, shuffled
 from fedamp_jax.layout import rows_of
 from fedamp_jax.programs.jaxpr import repeat
 from fedamp_jax.trees import expand_dims_like, take
@@ -93,7 +93,7 @@ def for_each_minibatch(
         rows = (t % per_pass) * width + jnp.arange(width, dtype=jnp.int32)
         real = rows < client.size
         if seed is not None:
-            rows = shuffled(rows, client.size, seed_of_pass(seed, t // per_pass), client.placement.platform)
+            rows = shuffled(rows, client.size, seed, client.placement.platform, t // per_pass)
         return step(carry, take_batch(client, rows, real), jax.random.fold_in(key_steps, t))
 
     steps = epochs * per_pass

@@ -1,6 +1,5 @@
 """Whether a task keeps the contract of `types.py`: found out by tracing its functions, before anything is compiled."""
 
-import functools
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fedamp_jax.checks import check_type
+from fedamp_jax.programs.kept import kept
 from fedamp_jax.trees import check_float32, path_name
 from fedamp_jax.types import ACCURACY, Array, Batch, Data, Metric, Task, Variables
 
@@ -39,7 +39,7 @@ def check_task(task: Any) -> Variables:
     return _model(task)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _model(task: Task) -> Variables:
     if not isinstance(task.metrics, tuple) or not task.metrics:
         raise TypeError(f"task.metrics must be a tuple of at least one fedamp_jax.Metric, got {task.metrics!r}")
@@ -83,7 +83,7 @@ def check_task_fits(task: Task, data: Data) -> None:
         )
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def check_loss(task: Task, tree: Any, kinds: tuple) -> None:
     """`check_loss_fits` for data of one kind."""
     model = check_task(task)
@@ -120,7 +120,7 @@ def check_loss_fits(task: Task, data: Data) -> None:
     check_loss(task, *_kinds(data))
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _outputs(task: Task, tree: Any, kinds: tuple) -> tuple[int, ...]:
     """The shape of one example's outputs, after a check that metrics take them."""
     batch = _batch(tree, kinds)

@@ -6,11 +6,13 @@ what its own rows cost. A sort would take an array of the largest client's lengt
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedamp_jax import platforms
 
 _ROUNDS = 24
+_STEP = np.uint32(0x9E3779B9)  # by which words that are to be mixed differ: 2^32 over the golden ratio
 
 
 def _mixed(word: Array) -> Array:
@@ -26,12 +28,7 @@ def seed_of(key: Array) -> Array:
     return words[0] if len(words) == 1 else words[0] ^ words[1]  # other generators than JAX's default have four
 
 
-def seed_of_pass(seed: Array, number: Array) -> Array:
-    """The seed of pass `number [] int32` over the data, `[2]` uint32."""
-    return _mixed(seed + number.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
-
-
-def shuffled(rows: Array, size: Array, seed: Array, platform: str) -> Array:
+def shuffled(rows: Array, size: Array, seed: Array, platform: str, number: Array | int = 0) -> Array:
     """The images of rows under a random permutation of a client's examples, `[B]` int32.
 
     Args:
@@ -39,20 +36,26 @@ def shuffled(rows: Array, size: Array, seed: Array, platform: str) -> Array:
         size: `[]` int32, the number of examples; or `[B]`, one for each row.
         seed: `[2]` uint32, which determines the permutation; or `[B, 2]`.
         platform: for which the program is compiled; the permutation does not depend on it.
+        number: `[]` int32, of the permutation: a seed has one for each pass over the data.
 
     >>> key = jax.random.key(0)
     >>> sorted(shuffled(jnp.arange(5), jnp.int32(5), seed_of(key), "cpu").tolist())
     [0, 1, 2, 3, 4]
     """
     n = jnp.maximum(size, 1).astype(jnp.uint32)
+    unroll = platforms.unroll(platform, _ROUNDS)
+    # What all rows share is computed once on a CPU. An accelerator would start a kernel for each such number: it
+    # computes them with every row, by adding a zero of each that its compiler takes for a number.
+    zero = jnp.uint32(0) if unroll == 1 else rows.astype(jnp.uint32) >> 31
+    step = jnp.asarray(number, jnp.uint32) * _STEP
+    first, second = _mixed(seed[..., 0] + step + zero), _mixed(seed[..., 1] + step + zero)
 
     def swap_or_not(r: Array, row: Array) -> Array:
-        word = _mixed(seed[..., 0] + r.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
+        word = _mixed(first + r.astype(jnp.uint32) * _STEP)
         pivot = word % n
         partner = pivot + jnp.where(row > pivot, n, jnp.uint32(0)) - row
         # The two of a pair must agree on whether to swap: by a bit that follows the larger one.
-        swap = _mixed(jnp.maximum(row, partner) ^ (word + seed[..., 1])) >> 31
+        swap = _mixed(jnp.maximum(row, partner) ^ (word + second)) >> 31
         return jnp.where(swap == 1, partner, row)
 
-    unroll = platforms.unroll(platform, _ROUNDS)
     return jax.lax.fori_loop(0, _ROUNDS, swap_or_not, rows.astype(jnp.uint32), unroll=unroll).astype(jnp.int32)

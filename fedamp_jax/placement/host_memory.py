@@ -24,6 +24,7 @@ from fedamp_jax.layout import D, contiguous, with_examples, without_examples
 from fedamp_jax.placement.placement import ByParameters, Placement, is_spread, one_client
 from fedamp_jax.programs import memory
 from fedamp_jax.programs.jaxpr import OneClient, array_bytes, peak
+from fedamp_jax.programs.kept import kept
 
 BLOCK_BYTES = 1 << 28
 """So much of all clients' parameters is sent at once to be mixed or compared."""
@@ -149,7 +150,7 @@ def _kinds(leaves: list[Any]) -> tuple:
     return tuple((a.shape, a.dtype, getattr(a, "weak_type", False)) for a in leaves)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def traced(fn: Callable[..., Any], static: tuple, tree: Any, kinds: tuple) -> tuple[ClosedJaxpr, Any]:
     """The program of `fn(*static, ...)` and the structure of its result.
 
@@ -165,11 +166,28 @@ def traced(fn: Callable[..., Any], static: tuple, tree: Any, kinds: tuple) -> tu
     return program, jax.tree.structure(out)
 
 
+class _Piece:
+    """A traced piece for chunks of so many examples, compiled when the first of them comes."""
+
+    def __init__(self, examples: int, jaxpr: Any):
+        self.examples, self.jaxpr = examples, jaxpr
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """A jitted function of `(whole, rows)`, lists of arrays."""
+        count = len(self.jaxpr.constvars)
+
+        def piece(whole: list[Any], rows: list[Any]) -> Any:
+            return jaxpr_as_fun(ClosedJaxpr(self.jaxpr, whole[:count]))(*whole[count:], *rows)
+
+        return jax.jit(piece)
+
+
 class _Pieces(NamedTuple):
     """What `rows_p` runs for a chunk of clients at a time.
 
     Attributes:
-        programs: `(number of examples, jaxpr)`, largest first: the same piece for chunks of more or fewer examples.
+        programs: the same piece for chunks of more or fewer examples, that for most first.
         consts: what the step closes over, such as a global model: arguments, so that a piece serves every round. One
             program's after the other's.
         whole: arrays that every chunk gets whole.
@@ -178,7 +196,7 @@ class _Pieces(NamedTuple):
         rows: arrays `[M, ...]` of which a chunk gets rows; the first ones are replaced.
     """
 
-    programs: tuple[tuple[int, Any], ...]
+    programs: tuple[_Piece, ...]
     consts: list[Any]
     whole: list[Any]
     examples: list[Any]
@@ -224,7 +242,7 @@ def _pieces(step: Callable[..., Any], chunk: int, data: Any, out: Any, args: tup
     for count in _counts(len(data.y), len(data.size), chunk, data.longest):
         pool = [jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype) for a in all_of]
         made = jax.make_jaxpr(piece)(fixed, pool, *some)
-        programs.append((count, made.jaxpr))
+        programs.append(_Piece(count, made.jaxpr))
         consts += made.consts
     return _Pieces(tuple(programs), consts, blocks, all_of, [data.start, data.size], sent, chunk)
 
@@ -241,14 +259,7 @@ def _counts(total: int, clients: int, chunk: int, longest: int) -> list[int]:
     return counts
 
 
-@functools.lru_cache(maxsize=64)
-def compiled(jaxpr: Any) -> Any:
-    """A traced piece as a jitted function of `(whole, rows)`, lists of arrays."""
-    count = len(jaxpr.constvars)
-    return jax.jit(lambda whole, rows: jaxpr_as_fun(ClosedJaxpr(jaxpr, whole[:count]))(*whole[count:], *rows))
-
-
-@functools.lru_cache(maxsize=64)
+@kept
 def _jitted(fn: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(fn)
 
@@ -272,24 +283,25 @@ def _rows_of(a: Any, rows: np.ndarray) -> Any:
 def _on_rows(work: Any, *arrays: Any, programs: tuple, chunk: int, lengths: tuple, device: Any) -> list[Any]:
     """Run the programs for chunks of rows on the device."""
     consts, whole, examples, (start, size), leaves = _groups(arrays, lengths)
-    fixed: dict[int, list[Any]] = {}  # by the program's number of examples
-    new = [np.array(a) for a in leaves[: len(programs[0][1].outvars)]]
+    fixed: dict[_Piece, list[Any]] = {}
+    new = [np.array(a) for a in leaves[: len(programs[0].jaxpr.outvars)]]
     examples, start, size, amounts = [np.asarray(a) for a in examples], *map(np.asarray, (start, size, work))
     order = np.argsort(-amounts, kind="stable")[: np.count_nonzero(amounts)]
 
     def compute(rows: np.ndarray) -> list[Any]:
-        count, jaxpr = next((p for p in reversed(programs) if p[0] >= size[rows].sum()), programs[0])
-        if count not in fixed:
-            before = sum(len(other.constvars) for larger, other in programs if larger > count)
-            fixed[count] = jax.device_put([*consts[before : before + len(jaxpr.constvars)], *whole], device)
-        own = [np.zeros((count, *a.shape[1:]), a.dtype) for a in examples]
+        piece = next((p for p in reversed(programs) if p.examples >= size[rows].sum()), programs[0])
+        if piece not in fixed:
+            before = sum(len(other.jaxpr.constvars) for other in programs[: programs.index(piece)])
+            own = consts[before : before + len(piece.jaxpr.constvars)]
+            fixed[piece] = jax.device_put([*own, *whole], device)
+        own = [np.zeros((piece.examples, *a.shape[1:]), a.dtype) for a in examples]
         begin = np.cumsum(size[rows]) - size[rows]
         for i, first in zip(rows, begin):
             for mine, a in zip(own, examples):
                 mine[first : first + size[i]] = a[start[i] : start[i] + size[i]]
         full = np.resize(rows, chunk)  # the last chunk is filled up with rows that it has already
         sent = [*own, np.resize(begin, chunk).astype(np.int32), *(_rows_of(a, full) for a in leaves)]
-        return compiled(jaxpr)(fixed[count], jax.device_put(sent, device))
+        return piece.compiled(fixed[piece], jax.device_put(sent, device))
 
     def receive(rows: np.ndarray, results: list[Any]) -> None:
         for a, result in zip(new, results):
@@ -348,7 +360,7 @@ rows_p.multiple_results = True
 rows_p.def_impl(_on_rows)
 rows_p.def_abstract_eval(
     lambda work, *arrays, programs, chunk, lengths, device: list(
-        _groups(arrays, lengths)[-1][: len(programs[0][1].outvars)]
+        _groups(arrays, lengths)[-1][: len(programs[0].jaxpr.outvars)]
     )
 )
 
@@ -405,11 +417,12 @@ def _on_device(eqn: Any) -> int:
         fixed, *leaves = (v.aval for v in eqn.invars)
         block = min(BLOCK_BYTES, max(map(array_bytes, leaves)))
         return array_bytes(fixed) + 2 * block + 2 * (array_bytes(eqn.outvars[0].aval) if eqn.params["add"] else block)
-    there, (_, jaxpr) = SingleDeviceSharding(eqn.params["device"]), eqn.params["programs"][0]
+    there, piece = SingleDeviceSharding(eqn.params["device"]), eqn.params["programs"][0]
+    jaxpr = piece.jaxpr
     fixed = [*jaxpr.constvars, *jaxpr.invars[: eqn.params["lengths"][1]]]
     whole, rows = (
         [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=there) for v in some]
         for some in (fixed, jaxpr.invars[eqn.params["lengths"][1] :])
     )
-    used = compiled(jaxpr).lower(whole, rows).compile().memory_analysis()
+    used = piece.compiled.lower(whole, rows).compile().memory_analysis()
     return 2 * (used.argument_size_in_bytes + used.output_size_in_bytes) + used.temp_size_in_bytes

@@ -324,7 +324,7 @@ def _largest_of_processes(numbers: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(numbers)).reshape(-1, len(numbers)).max(axis=0)
 
 
-@functools.partial(Jitted, static_argnums=0)
+@functools.partial(Jitted, static=1)
 def _init(init: Callable[..., Any], key: Array, data: Any) -> Any:
     made = data.placement.program(init)(key, data)
     return data.placement.settle(made, len(data.size))

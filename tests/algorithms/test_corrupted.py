@@ -208,6 +208,7 @@ def test_what_honest_clients_send_arrives_as_it_is():
     chex.assert_trees_all_equal(a, b)
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_not_corrupted():
     """A client that sends poison keeps a model for itself; a rate that is 0 after the first round leaves the models.
 
@@ -357,6 +358,7 @@ def test_a_client_without_examples_counts_for_nothing(entry):
     assert info.epochs[BAD] == 0 and not info.rejected.any()
 
 
+@pytest.mark.slow
 def test_a_candidate_without_a_loss_harms_no_other():
     """FedFomo: one model's validation loss is NaN everywhere, and the others are weighed as without it.
 

@@ -103,6 +103,7 @@ def test_another_state_is_refused(saved, monkeypatch):
         restore("fedamp", keep_optimizer=True)
 
 
+@pytest.mark.slow
 def test_a_truncated_checkpoint_is_refused(saved, tmp_path):
     """Each file cut in half or taken away: refused with its name and the way out, or not needed and the end is alike.
 
@@ -178,6 +179,7 @@ def place(name):
 OTHERS = [(8, 1, 8), (1, 8, 6), (8, 8, 6), ("host", 4, 6), (4, "host", 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "clients"), [(8, 1, 6), *(pytest.param(*o, marks=SLOW) for o in OTHERS)])
 def test_restored_on_another_placement(before, after, clients, tmp_path):
     """Saved on some devices, continued on others, also where padding rows come and go; bit for bit on as many.
@@ -299,6 +301,7 @@ def test_a_full_disk_leaves_results_whole(tmp_path):
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["results.json"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_written_over(tmp_path):
     """A process killed between writing and renaming leaves a file; the next to write `results.json` takes it away.
 

@@ -20,6 +20,7 @@ PLACEMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACEMENTS)
 def test_the_models_of_an_evaluation(place):
     """They are those that were evaluated: fine-tuning draws minibatches from the same key, and padding is cut off.

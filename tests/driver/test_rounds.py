@@ -43,6 +43,7 @@ def test_numpy_data_and_traced_rounds(monkeypatch):
     chex.assert_trees_all_close(plain, again, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_arrays_of_the_user_stay_theirs():
     """A task whose `init` returns weights that it holds. Failed when a round donated them."""
     task = tiny_task()

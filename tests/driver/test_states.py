@@ -106,6 +106,7 @@ def test_an_unseen_client_gets_a_model_of_its_own(name):
     assert (losses[1] < losses[0]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mesh", "host"])
 def test_newcomers_on_other_placements(kind):
     """Padding clients make room for newcomers. Failed when a padding client's row was kept in place of a newcomer's."""
@@ -192,6 +193,7 @@ def test_states_that_are_refused():
         run(used)
 
 
+@pytest.mark.slow
 def test_statistics_of_newcomers_under_batch_norm():
     """FedAvg's are the averaged ones, and predictions of newcomers the global model's. Failed with initial ones."""
     task = resnet18(3, shape=(8, 8), widths=(4,))

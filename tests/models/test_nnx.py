@@ -39,6 +39,7 @@ class Linen(nn.Module):
         return nn.Dense(3, name="alpha")(nn.relu(x))
 
 
+@pytest.mark.slow
 def test_an_nnx_module_is_its_linen_twin():
     """Loss, gradient, statistics and predictions, with NaN in the padding; then three rounds of a method.
 

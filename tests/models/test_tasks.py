@@ -124,6 +124,7 @@ def in_parts(task):
                          predict=lambda variables, x: task.predict(variables, join(x)))  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["separate", "fedamp", "scaffold", "fedfomo", "fedrecon", "pfedme", "pflego"])
 def test_inputs_in_parts_train_as_one_array(name):
     """Bit for bit, also through held-out examples and PFLEGO's features. Failed with only the first leaf indexed."""
@@ -139,6 +140,7 @@ def test_inputs_in_parts_train_as_one_array(name):
     np.testing.assert_array_equal(results[0].accuracy, results[1].accuracy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mesh", "host"])
 def test_inputs_in_parts_on_other_placements(name):
     """Failed where a placement took x for one array."""

@@ -190,6 +190,7 @@ def test_one_compile_on_a_mesh():
         assert lengths == {1}
 
 
+@pytest.mark.slow
 def test_a_sweep_on_a_mesh():
     """Rounds vmapped over sigma, each on eight devices, equal those on one device."""
     task, data = tiny_task(), federation()

@@ -21,6 +21,7 @@ def numbers(folder):
     return {name: [entry[key] for key in keys] for name, entry in read(folder)["methods"].items()}
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_from_the_last(tmp_path, monkeypatch, capsys):
     """As if they had been asked for at once; the earlier results stay, and one checkpoint of each method.
 
@@ -61,6 +62,7 @@ def counted(calls):
     return wrapper
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_more_rounds_is_refused(tmp_path, monkeypatch, capsys):
     """It would be taken for a result of fewer. Failed without the check, with 3 rounds in results of 2."""
     out = tmp_path / "out"
@@ -95,6 +97,7 @@ def test_no_finished_method_is_lost(tmp_path, monkeypatch):
     assert seen == ["Separate", "FedAvg"] and set(read(out)["methods"]) == {"Separate", "FedAMP"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 3])
 def test_saved_models_are_those_that_were_judged(devices, tmp_path, monkeypatch):
     """Loaded anew, each has its client's accuracy; on three devices there are rows of padding.
@@ -121,6 +124,7 @@ def test_saved_models_are_those_that_were_judged(devices, tmp_path, monkeypatch)
     jax.tree.map(np.testing.assert_array_equal, second.models, saved.models)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 3])
 def test_clients_held_out(devices, tmp_path, monkeypatch):
     """They do not train, and get the global model; after tuning, the same as those of the fine-tuned method.

@@ -135,6 +135,7 @@ def test_settings_from_toml(tmp_path):
             parsed("practical", "--from", path)
 
 
+@pytest.mark.slow
 def test_one_process_writes_to_a_folder(tmp_path):
     """A second one is refused while the first lives, and this process may go on. Failed without the lock."""
     code = "import pathlib, sys, fedamp_jax.runner.run_folder as r; r.lock(pathlib.Path(sys.argv[1])); print('ok')"

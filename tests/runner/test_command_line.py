@@ -329,6 +329,7 @@ def test_closed_loops_are_not_reported(monkeypatch):
     assert shown == ["another"]
 
 
+@pytest.mark.slow
 def test_sigma_auto_and_dtype_reach_the_methods(tmp_path, monkeypatch):
     """Weights of perplexity 8 and a self weight of 1/9, and other numbers. Failed with the paper's self weight."""
     short = ("--rounds", 1, "--epochs", 1, "--methods", "FedAMP", "--sigma")

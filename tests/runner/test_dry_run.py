@@ -33,6 +33,7 @@ def run(monkeypatch, capsys, *words):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_on_this_machine(monkeypatch, capsys, tmp_path):
     """A lower bound for the method that is named, and nothing is written. Failed when the run began all the same."""
     out = run(

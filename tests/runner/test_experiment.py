@@ -113,6 +113,7 @@ def test_several_settings_become_panels(tmp_path):
     assert "parts" not in read(tmp_path / "plain") and not list((tmp_path / "plain").glob("seed*"))
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_summary_is_refused(tmp_path):
     """Other drop rates, or other seeds, in the same folder are another run.
 
@@ -299,6 +300,7 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variants", "seeds"), [([""], ()), ([""], (0, 1)), (["a", "b"], ()), (["a", "b"], (0, 1))],
     ids=["one run", "seeds", "settings", "settings and seeds"],
@@ -482,6 +484,7 @@ def test_clients_of_one_example_cannot_be_validated(capsys):
     assert found.train.size.tolist() == found.test.size.tolist() == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_a_finished_run_keeps_its_origin(tmp_path, monkeypatch):
     """Of one run and of several settings: resuming trains nothing. Failed when the results got a new date."""
     for name, extra in (("one", ()), ("several", ("--drop-rate", "0", "0.2"))):

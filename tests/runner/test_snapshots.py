@@ -34,6 +34,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_weights_follow_from_the_distances(place):
     """Of the same round, whatever the placement. Failed with distances measured after the round, and with rows of
@@ -50,6 +51,7 @@ def test_weights_follow_from_the_distances(place):
     assert result.snapshot_distances[0].max() == 0 < result.snapshot_distances[1].max()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_them_all(tmp_path):
     """Failed when a checkpoint left out the matrices, and when it left out their rounds."""
     whole = run()

@@ -64,6 +64,7 @@ def test_exact_prox_step():
         objective.prox(p.loss, 2 * center, 1e-4)
 
 
+@pytest.mark.slow
 def test_theorems(tmp_path, monkeypatch):
     """The bound holds for every K, the slope is at least as good as -1/2, and Eq. 5 as printed stops at its floor.
 

@@ -55,6 +55,7 @@ def test_what_faulty_clients_send():
     assert np.abs(np.asarray(sent(2, 1)["w"]) - trained["w"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_absent_clients_are_offline_ones():
     """As in `fedamp_jax.run` on data in which the absent clients are offline, with others that drop out by chance.
 

@@ -29,6 +29,7 @@ def examples(data, i):
     return np.concatenate([x.reshape(len(x), -1), y[:, None]], axis=1)
 
 
+@pytest.mark.slow
 def test_base_is_the_practical_setting():
     """Failed with a lead's change in `base`, too."""
     options = options_of(leads.EXPERIMENT, "--lead", "base")
@@ -105,6 +106,7 @@ def test_l2(weight):
     np.testing.assert_allclose(step["w"], -0.1 * weight * w["w"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_models():
     """FedAvg's are those that the average is made of, FedAMP's the mixtures that the next round starts from.
 
@@ -177,6 +179,7 @@ def test_one_optimizer_state():
     np.testing.assert_allclose(bias(state), expected)
 
 
+@pytest.mark.slow
 def test_leads_together(tmp_path, monkeypatch):
     """Joined by +, and a folder for each run. Failed when only the first lead was applied."""
     clients, _, methods = prepared("tenth+sorted+one-optimizer")
