@@ -128,6 +128,11 @@ class OnMesh(Placement):
         """The next multiple of the number of devices."""
         return -(-clients // self.mesh.size) * self.mesh.size
 
+    @property
+    def shared(self) -> NamedSharding:
+        """On every device."""
+        return self._sharding()
+
     def _sharding(self, *spec: str | None) -> NamedSharding:
         return NamedSharding(self.mesh, P(*spec))
 

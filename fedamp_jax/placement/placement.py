@@ -105,6 +105,11 @@ class Placement:
         """One of the devices, if possible of this process."""
         return platforms.default_device()
 
+    @property
+    def shared(self) -> Any:
+        """The sharding of arrays that all clients read, such as a pretrained model; None: wherever they are."""
+        return None
+
     # --- getting there ------------------------------------------------------------------------------------------------
 
     def place(self, data: D) -> D:

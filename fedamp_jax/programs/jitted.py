@@ -2,17 +2,18 @@
 
 import functools
 import os
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from fedamp_jax.programs.kept import kept
 
 _LEVEL = "xla_backend_optimization_level"
+_LARGE = 1 << 20  # bytes
 
 
 class Jitted:
@@ -35,42 +36,107 @@ class Jitted:
     def __init__(self, fn: Callable[..., Any], static: int = 0, donate_argnums: tuple[int, ...] = ()):
         self.__wrapped__, self.__doc__ = fn, fn.__doc__
         self._static = static
-        self._compiled: weakref.WeakSet[Any] = weakref.WeakSet()
 
-        def made(level: int | None, *static_args: Any) -> Any:
+        def made(level: int | None, *static_args: Any) -> _Program:
             program = functools.wraps(fn)(lambda *args: fn(*static_args, *args))
-            donated = tuple(i - static for i in donate_argnums)
             options = {} if level is None else {_LEVEL: level}
-            jitted = jax.jit(program, donate_argnums=donated, compiler_options=options)
-            self._compiled.add(jitted)
-            return jitted
+            return _Program(program, tuple(i - static for i in donate_argnums), options)
 
         self._made: Any = kept(made)
 
-    def _chosen(self, args: tuple) -> tuple[Any, tuple]:
+    def _chosen(self, args: tuple) -> "tuple[_Program, tuple, bool]":
         # Within another program, where even zeros are traced, it is a part of that one, and jax takes no options.
         part = isinstance(jnp.zeros(()), Tracer)
         on_cpu = any(a.placement.platform == "cpu" for a in args if hasattr(a, "placement"))
         given = _LEVEL in os.environ.get("XLA_FLAGS", "")
         low = on_cpu and not part and not given and not _convolves(args)
-        return self._made(1 if low else None, *args[: self._static]), args[self._static :]
+        return self._made(1 if low else None, *args[: self._static]), args[self._static :], part
 
     def __call__(self, *args: Any) -> Any:
-        program, rest = self._chosen(args)
-        return program(*rest)
+        program, rest, part = self._chosen(args)
+        return program.jitted(*rest) if part else program(*rest)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """As of a jitted function; arguments may be abstract."""
-        program, rest = self._chosen(args)
-        return program.lower(*rest)
+        return self.trace(*args).lower()
 
     def trace(self, *args: Any) -> jax.stages.Traced:
         """As of a jitted function; arguments may be abstract."""
-        program, rest = self._chosen(args)
+        program, rest, _ = self._chosen(args)
         return program.trace(*rest)
 
-    def _cache_size(self) -> int:
-        return sum(program._cache_size() for program in self._compiled)
+    def count(self, *static: Any) -> int:
+        """How many programs were compiled for these static arguments."""
+        return sum(self._made(level, *static).count for level in (1, None))
+
+
+class _Program:
+    """A jitted function. What it closes over and is large, such as a pretrained model, becomes an argument.
+
+    In the text of a program an array takes twice its bytes, seconds to be compiled, and memory for each program. As an
+    argument it is one array for all of them.
+
+    Attributes:
+        jitted: the function as it is.
+    """
+
+    def __init__(self, fn: Callable[..., Any], donated: tuple[int, ...], options: dict):
+        self.jitted: Any = jax.jit(fn, donate_argnums=donated, compiler_options=options)
+        self._with_arrays: dict[Any, tuple[Any, Any]] = {}
+        self._placed: dict[int, Any] = {}
+        self._donated, self._options = donated, options
+
+    def __call__(self, *args: Any) -> Any:
+        program, arrays = self._chosen(args)
+        if not arrays:
+            return program(*args)
+        sharding = _sharding(args)
+        for a in arrays:
+            if id(a) not in self._placed:
+                self._placed[id(a)] = a if sharding is None else jax.device_put(a, sharding)
+        return program([self._placed[id(a)] for a in arrays], *args)
+
+    @property
+    def count(self) -> int:
+        """How many programs it was compiled to."""
+        return sum(program._cache_size() for program in {self.jitted, *(p for p, _ in self._with_arrays.values())})
+
+    def trace(self, *args: Any) -> jax.stages.Traced:
+        """The function traced for arguments that may be abstract."""
+        program, arrays = self._chosen(args)
+        if not arrays:
+            return program.trace(*args)
+        sharding = _sharding(args)
+        return program.trace([jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in arrays], *args)
+
+    def _chosen(self, args: tuple) -> tuple[Any, Any]:
+        """The jitted function of such arguments, and the arrays that are its first one; none if they are small."""
+        leaves, tree = jax.tree.flatten(args)
+        kinds = tree, tuple((a.shape, a.dtype, getattr(a, "weak_type", False)) for a in leaves)
+        if kinds not in self._with_arrays:
+            self._with_arrays[kinds] = self._traced(args)
+        return self._with_arrays[kinds]
+
+    def _traced(self, args: tuple) -> tuple[Any, Any]:
+        traced: Any = self.jitted.trace(*args)
+        arrays = traced.jaxpr.consts
+        if sum(a.nbytes for a in arrays if hasattr(a, "nbytes")) < _LARGE:
+            return self.jitted, ()
+        out = traced.out_tree
+
+        def with_arrays(arrays: Any, *args: Any) -> Any:
+            program = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr.jaxpr, arrays))
+            return jax.tree.unflatten(out, program(*jax.tree.leaves(args)))
+
+        donated = tuple(i + 1 for i in self._donated)
+        named = functools.wraps(self.jitted)(with_arrays)
+        jitted = jax.jit(named, donate_argnums=donated, compiler_options=self._options)
+        return jitted, arrays
+
+
+def _sharding(args: tuple) -> Any:
+    """How arrays lie that all clients share."""
+    return next((a.placement.shared for a in args if hasattr(a, "placement")), None)
 
 
 def _convolves(args: tuple) -> bool:

@@ -3,9 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import fedamp_jax
 from fedamp_jax import Placement
+from fedamp_jax.driver.rounds import compiled_round, need_of
+from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
+from fedamp_jax.programs import jitted
 from fedamp_jax.programs.jitted import Jitted
 from tests.registry import federation
 
@@ -24,7 +29,7 @@ def programs():
 
 def compiled_by(program, *static):
     """How many programs were compiled with less effort, and how many as `jax.jit` does."""
-    return tuple(program._made(level, *static)._cache_size() for level in (1, None))
+    return tuple(program._made(level, *static).count for level in (1, None))
 
 
 @jax.tree_util.register_static
@@ -72,3 +77,56 @@ def test_the_users_level_counts(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
     program(2, federation())
     assert compiled() == (0, 1)
+
+
+PLACES = {
+    "one device": Placement,
+    "a mesh": lambda: OnMesh(mesh=client_mesh(3)),
+    "the host": lambda: InHostMemory(device=jax.devices()[1], chunk=3),
+}
+
+
+def on_pretrained(weights):
+    """A linear head on random features that all clients share, and that the task closes over."""
+
+    def predict(variables, x):
+        return jnp.tanh(x @ weights) @ variables.params["head"]
+
+    def loss(variables, batch, key):
+        return fedamp_jax.cross_entropy(predict(variables, batch.x), batch), variables.stats
+
+    width = weights.shape[1]
+    return fedamp_jax.Task(lambda key: fedamp_jax.Variables({"head": jnp.zeros((width, 3))}), loss, predict)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_large_arrays_of_a_task_are_arguments(name, monkeypatch):
+    """The same results as with them in the program's text, which is as short as without them.
+
+    Failed with a text of twice the bytes of the weights, and on a mesh with weights that lay on one device.
+    """
+    weights = jax.random.normal(jax.random.key(0), (5, 60_000)) / 100
+    data, texts, results = federation(), [], []
+    for large in (1 << 20, 1 << 30):
+        monkeypatch.setattr(jitted, "_LARGE", large)
+        task, placement = on_pretrained(weights), PLACES[name]()
+        algorithm = fedamp_jax.fedavg(task, fedamp_jax.Solver(optax.sgd(0.1), epochs=1, batch_size=4))
+        run = fedamp_jax.run(task, algorithm, data, data, rounds=2, progress=False, placement=placement)
+        results.append((run.state, run.accuracy))
+        placed = data.placement.place(data) if name == "the host" else placement.place(data)
+        state = placed.placement.init(algorithm, jax.random.key(0), placed)
+        texts.append(len(compiled_round.lower(algorithm.round, state, placed, jax.random.key(0)).as_text()))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *results)
+    assert texts[0] < 400_000 < weights.nbytes < texts[1]
+
+
+def test_what_a_round_takes_includes_them():
+    """Failed when they were constants, which no estimate counts."""
+    weights = jnp.ones((5, 60_000))
+    sizes = []
+    for used in (weights, weights[:, :60]):
+        algorithm = fedamp_jax.separate(on_pretrained(used), fedamp_jax.Solver(optax.sgd(0.1), epochs=1))
+        state = algorithm.init(jax.random.key(0), federation())
+        need = need_of(algorithm, state, federation(), jax.random.key(0), Placement())
+        sizes.append(need.held - sum(a.nbytes for a in jax.tree.leaves((state, federation()))))
+    assert sizes[0] - sizes[1] >= weights.nbytes
