@@ -172,21 +172,16 @@ def data():
     board.arrow((276, 132), (366, 132))
     board.text(321, 112, "from_lists", size=9, code=True)
     board.text(321, 152, "from_table", size=9, code=True)
-    board.text(480, 26, "x, y: one row per client", size=10.5, color=QUIET)
+    board.text(561, 26, "x [T, ...]   y [T, ...]: one client's after the other's", size=10.5, color=QUIET)
+    for k, i in enumerate(i for i, n in enumerate(sizes) for _ in range(n)):
+        board.cell(386 + 14 * k, 44, 14, 26, FILLS[i], edge=EDGES[i])
+    for j, name in enumerate(("start", "size", "online")):
+        board.text(470 + 90 * j, 98, name, size=10, code=True)
+        board.text(470 + 90 * j, 272, "[M]", size=9.5, code=True)
     for i, n in enumerate(sizes):
-        y = 56 + 44 * i
-        for j in range(10):
-            fill, edge, hatch = (FILLS[i], EDGES[i], None) if j < n else ("#f2f2f2", "#c8c8c8", "////")
-            board.cell(385 + 19 * j, y, 18, 26, fill, edge=edge, hatch=hatch)
-        board.box(606, y, 42, 26, str(n), round=4, size=10)
-        board.box(678, y, 42, 26, "True", round=4, size=9)
-    board.text(627, 26, "size", size=10, code=True)
-    board.text(699, 26, "online", size=10, code=True)
-    board.text(480, 246, "x [M, N, ...]   y [M, N, ...]", size=9.5, code=True)
-    board.text(627, 246, "[M]", size=9.5, code=True)
-    board.text(699, 246, "[M]", size=9.5, code=True)
-    board.cell(385, 264, 18, 14, "#f2f2f2", edge="#c8c8c8", hatch="////")
-    board.text(412, 272, "padding: never influences a result", size=9, align="left", color=QUIET)
+        for j, value in enumerate((sum(sizes[:i]), n, True)):
+            board.box(449 + 90 * j, 112 + 38 * i, 42, 26, str(value), round=4, size=9.5)
+        board.cell(420, 112 + 38 * i, 14, 26, FILLS[i], edge=EDGES[i])
     board.save("data")
 
 
