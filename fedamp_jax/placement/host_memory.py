@@ -254,7 +254,8 @@ def _counts(total: int, clients: int, chunk: int, longest: int) -> list[int]:
     ([60000, 15000, 3750, 937], [250])
     """
     counts = [max(1, min(total, chunk * longest))]
-    while counts[-1] >= 5 * chunk * total // clients:
+    small = max(1, (total - longest) // max(1, clients - 1))  # what clients have on average, but for the largest
+    while counts[-1] >= 5 * chunk * small:
         counts.append(counts[-1] // 4)
     return counts
 

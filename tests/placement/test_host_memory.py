@@ -81,6 +81,32 @@ def test_only_pieces_are_on_the_device(monkeypatch):
     assert {shape[0] for shape in sent if shape} == {3, 7, 15}  # x and y of the chunk's own examples
 
 
+def test_a_chunk_brings_its_own_examples(monkeypatch):
+    """One large client among small ones: what is sent is a small multiple of the examples, not chunks of the largest.
+
+    Failed with starts that were those among all clients, and with the program for the largest chunk for all.
+    """
+    data = federation(sizes=(1, 2, 200, 3, 1, 2, 1, 3, 2, 1, 2, 3))
+    _, algorithm = make(find("fedavg"))
+    sent, put, device = [], jax.device_put, jax.devices()[5]
+
+    def watched(a, to):
+        if to == device:
+            sent.extend(len(x) for x in jax.tree.leaves(a) if jnp.shape(x)[1:] == (5,) and len(x) != 3)
+        return put(a, to)
+
+    there_, here = there().place(data), data
+    monkeypatch.setattr(jax, "device_put", watched)
+    results = []
+    for placed in (there_, here):
+        state = placed.placement.init(algorithm, KEY, placed)
+        for k in range(2):
+            state, info = fedamp_jax.round(algorithm, state, placed, jax.random.fold_in(KEY, k))
+        results.append((state, info.loss))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results)
+    assert sent == 2 * [221, 13, 13, 13]  # each round's chunks of three, the largest clients first
+
+
 @pytest.mark.parametrize("block", [24, 1 << 20])
 def test_columns_in_blocks(block, monkeypatch):
     """Mixtures and distances block by block equal those at once. Failed with sums of the last block alone."""
