@@ -248,6 +248,7 @@ MUTATIONS = [
              "tests/test_attention.py -k perplexity"),
     Mutation("perplexity-of-identical", "fedamp_jax/attention.py", "jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)", "largest",
              "tests/test_attention.py -k perplexity"),
+    Mutation("memory-not-checked", "fedamp_jax/data/checks.py", "if needed <= free:", "if needed:", "tests/data/test_select_and_stack.py -k does_not_fit"),
     Mutation("hold-out-overlaps", "fedamp_jax/data/select.py", "part(np.zeros_like(held), held)", "part(held, held)",
              "tests/data/test_select_and_stack.py"),
     Mutation("convolutions-with-less-effort", "fedamp_jax/programs/jitted.py", " and not _convolves(args)", "", "tests/programs/test_jitted.py"),

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from fedamp_jax import data
+from fedamp_jax.data import checks
+from fedamp_jax.programs.memory import Machine
 
 
 def clients(sizes=(3, 1, 2), shape=(4,), dtype=np.float32, seed=0):
@@ -46,6 +48,18 @@ def test_only_uint8_stays_an_integer(dtype, kept):
     packed = data.from_lists(xs, ys)
     assert packed.x.dtype == kept
     np.testing.assert_array_equal(packed.examples(0)[0], np.asarray(xs[0], kept))
+
+
+def test_what_does_not_fit_is_refused_before_it_is_packed(monkeypatch):
+    """With the bytes, the largest clients and a way out. Failed with NumPy's bare MemoryError, after minutes of paging."""
+    monkeypatch.setattr(checks, "of_machine", lambda: Machine(total=10_000, free=1_000))
+    x, y, column = np.zeros((300, 5)), np.zeros(300, int), ["Bern"] * 60 + ["Lyon"] * 200 + ["Oslo"] * 40
+    message = (
+        r"3 clients have 300 examples of 24 B, 7.031 KiB in all, .*largest are client 'Lyon' with 200, client 'Bern'"
+    )
+    monkeypatch.setattr(np, "empty", None)
+    with pytest.raises(MemoryError, match=message):
+        data.from_table(x, y, column)
 
 
 def test_classes_are_shared_given_or_one_per_client():
