@@ -51,7 +51,7 @@ def test_only_uint8_stays_an_integer(dtype, kept):
 
 
 def test_what_does_not_fit_is_refused_before_it_is_packed(monkeypatch):
-    """With the bytes, the largest clients and a way out. Failed with NumPy's bare MemoryError, after minutes of paging."""
+    """With the bytes, the largest clients and a way out. Failed with NumPy's bare error."""
     monkeypatch.setattr(checks, "of_machine", lambda: Machine(total=10_000, free=1_000))
     x, y, column = np.zeros((300, 5)), np.zeros(300, int), ["Bern"] * 60 + ["Lyon"] * 200 + ["Oslo"] * 40
     message = (
