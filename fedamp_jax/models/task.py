@@ -97,7 +97,7 @@ class _Module:
         out, new = self.forward(variables, x, batch.mask | ~some, key, method)
         return out, jax.tree.map(lambda new, old: jnp.where(some, new, old), new, variables.stats)
 
-    def check(self, where: int) -> None:
+    def check(self, model: Variables, where: int) -> None:
         """Warns of a module that is not told of training or of padding, as far as a traced step shows it."""
         off: list[str] = []
 
@@ -110,8 +110,7 @@ class _Module:
             with nn.intercept_methods(watch):
                 return self.forward(variables, self.inputs.input(x), mask, key, "__call__")[1]
 
-        made = jax.eval_shape(self.init, jax.random.key(0))
-        check_training(stats, Variables(made["params"], made.get("batch_stats", ())), self.inputs, where + 1)
+        check_training(stats, model, self.inputs, where + 1)
         if off:
             warn_of_dropout(off, where + 1)
 
@@ -218,8 +217,8 @@ def checked_metrics(metrics: Sequence[Metric] | None, loss: Callable[..., Any]) 
     return metrics
 
 
-def _inspect(module: _Module) -> tuple[list[str], jax.ShapeDtypeStruct]:
-    """Returns the parameter paths in order of creation, and the shape of the outputs; computes shapes only."""
+def _inspect(module: _Module) -> tuple[list[str], Variables, jax.ShapeDtypeStruct]:
+    """The parameter paths in order of creation, and the shapes of the variables and of the outputs."""
     paths: list[str] = []
 
     def shapes(key):
@@ -230,10 +229,10 @@ def _inspect(module: _Module) -> tuple[list[str], jax.ShapeDtypeStruct]:
         if not jax.tree.leaves(variables.get("params", {})):
             raise ValueError("the model has no parameters")
         paths.extend(_paths(variables["params"]))
-        stats = variables.get("batch_stats", ())
-        return module.predict(Variables(variables["params"], stats), module.inputs.example())
+        model = Variables(variables["params"], variables.get("batch_stats", ()))
+        return model, module.predict(model, module.inputs.example())
 
-    return paths, jax.eval_shape(shapes, jax.random.key(0))
+    return paths, *jax.eval_shape(shapes, jax.random.key(0))
 
 
 def _paths(tree: Any, prefix: str = "") -> list[str]:
@@ -306,9 +305,9 @@ def from_linen(
         )
     inputs = Inputs(sample_shape, dtype)
     metrics, module = checked_metrics(metrics, loss), _Module(model, inputs)
-    paths, outputs = _inspect(module)
+    paths, shapes, outputs = _inspect(module)
     check_outputs(outputs, inputs, loss)
-    module.check(where=3)
+    module.check(shapes, where=3)
 
     def init(key: Array) -> Variables:
         variables = module.init(key)
