@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedamp_jax._version import __version__
 from fedamp_jax.checks import check_type
+from fedamp_jax.driver.evaluation import own_logits
 from fedamp_jax.engine.task_checks import check_task
 from fedamp_jax.files import replace_file
 from fedamp_jax.trees import path_name
@@ -29,26 +31,52 @@ class Saved(NamedTuple):
         names: the clients' names, if they were given.
         class_names: the classes' names, if they were given.
         about: what else was saved with them, and the version of fedamp_jax that did.
+        task: the model, as `load_models` got it.
+        classes: `[M]` int32, each client's number of classes, if they were given.
     """
 
     models: Variables
     names: list[Any] | None
     class_names: list[Any] | None
     about: dict[str, Any]
+    task: Task
+    classes: np.ndarray | None = None
 
     def of(self, client: Any) -> Variables:
         """The model of ONE client, by its name, or by its number if no names were saved.
 
+        `task.predict` of it also gives logits of classes that the client does not have: see `predict`.
+
         Raises:
             KeyError: if there is no such client.
         """
+        return jax.tree.map(lambda a: a[self._row(client)], self.models)
+
+    def predict(self, client: Any, x: Any) -> jax.Array:
+        """What ONE client's model gives, by the rule of `fedamp_jax.predict`.
+
+        Args:
+            client: as in `of`.
+            x: `[B, ...]` examples.
+
+        Returns:
+            `[B, ...]` float32: logits, which are -inf for classes that the client does not have; those of all classes
+            if no `classes` were saved.
+
+        Raises:
+            KeyError: if there is no such client.
+        """
+        outputs = self.task.predict(self.of(client), x)
+        return outputs if self.classes is None else own_logits(outputs, int(self.classes[self._row(client)]))
+
+    def _row(self, client: Any) -> int:
         m = jax.tree.leaves(self.models)[0].shape[0]
         known = list(range(m)) if self.names is None else self.names
         if client not in known:
             raise KeyError(
                 f"no client {client!r}: there are {', '.join(map(repr, known[:10]))}{', ...' if m > 10 else ''}"
             )
-        return jax.tree.map(lambda a: a[known.index(client)], self.models)
+        return known.index(client)
 
 
 def save_models(
@@ -58,6 +86,7 @@ def save_models(
     *,
     names: Sequence[Any] | None = None,
     class_names: Sequence[Any] | None = None,
+    classes: ArrayLike | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write all clients' models to one file, which replaces an older one when it is whole.
@@ -68,21 +97,24 @@ def save_models(
         models: `[M, ...]`, such as `algorithm.personalize(key, state, train)` gives.
         names: the M clients' names, all different: strings or numbers.
         class_names: the classes' names in order.
+        classes: each client's number of classes, `[M]` such as `train.classes`, or one number for all; 0 where targets
+            are no labels. Without it, predictions of what is loaded also have logits of classes that a client lacks.
         about: what else to keep, JSON-like: the method, its settings, an accuracy.
 
     Raises:
         TypeError: if `models` are no `Variables`, or something is not JSON-like.
-        ValueError: if the models are not the task's, or there are not M different names.
+        ValueError: if the models are not the task's, or there are not M different names or M numbers of classes.
 
     >>> import pathlib, tempfile, jax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 2))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = pathlib.Path(folder, "models.npz")
-    ...     save_models(file, task, models, names=["Oslo", "Bern"], about={"method": "FedAMP"})
+    ...     save_models(file, task, models, names=["Oslo", "Bern"], classes=[10, 4], about={"method": "FedAMP"})
     ...     saved = load_models(file, task)
-    >>> task.predict(saved.of("Bern"), jax.numpy.zeros((3, 8, 8))).shape
-    (3, 10)
+    >>> logits = saved.predict("Bern", jax.numpy.zeros((3, 8, 8)))
+    >>> logits.shape, logits[0, 4:].max().item()  # Bern has four classes
+    ((3, 10), -inf)
     """
     check_type("models", models, Variables, "algorithm.personalize(key, state, data) gives them")
     arrays = jax.tree.map(np.asarray, models)
@@ -92,11 +124,20 @@ def save_models(
         raise ValueError(f"models must hold one model for each client, leaves [M, ...], got M = {sorted(rows)}")
     if names is not None and (len(names), len(set(names))) != (*rows, *rows):
         raise ValueError(f"names must be {rows.pop()} different ones, one for each model, got {list(names)}")
+    if classes is not None:
+        own = np.asarray(classes)
+        if own.dtype.kind not in "iu" or own.shape not in ((), (*rows,)) or own.min(initial=0) < 0:
+            raise ValueError(
+                f"classes must be the number of classes of each of {rows.pop()} clients, integers from 0 on such as "
+                f"train.classes, or one for all, got {classes!r}"
+            )
+        classes = np.broadcast_to(own, (*rows,)).tolist()
     header = {
         "format": FORMAT,
         "leaves": _kinds(arrays, 1),
         "names": None if names is None else list(names),
         "class_names": None if class_names is None else list(class_names),
+        "classes": classes,
         "about": {"version": __version__, **(about or {})},
     }
     try:
@@ -134,7 +175,9 @@ def load_models(path: str | os.PathLike[str], task: Task) -> Saved:
     # npz knows no bfloat16 and gives its bits, as void.
     leaves = [jnp.asarray(a.view(b.dtype)) for a, b in zip(arrays, jax.tree.leaves(shapes), strict=True)]
     models = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-    return Saved(models, header["names"], header["class_names"], header["about"])
+    classes = header.get("classes")  # files of earlier versions do not have it
+    classes = None if classes is None else np.asarray(classes, np.int32)
+    return Saved(models, header["names"], header["class_names"], header["about"], task, classes)
 
 
 def _kinds(tree: Any, first: int) -> dict[str, list[Any]]:

@@ -36,6 +36,29 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert os.listdir(tmp_path) == ["models"]
 
 
+def test_a_loaded_model_predicts_with_its_clients_classes(tmp_path):
+    """By name and by number, as `fedamp_jax.predict` does. Failed with the logits of classes that a client lacks.
+
+    Without numbers of classes, as in a file of an earlier version, and with 0 for targets, outputs are the model's.
+    """
+    x, path = jnp.asarray(np.random.default_rng(0).normal(size=(6, 5)), jnp.float32), tmp_path / "models.npz"
+    data = fedamp_jax.data.from_lists([x] * 3, [jnp.zeros(6, jnp.int32)] * 3, classes=[2, 3, 1])
+    wanted = np.asarray(fedamp_jax.predict(TASK, MODELS, data))
+    assert (wanted[2, :, 1:] == -np.inf).all()
+    for names, known in ((NAMES, NAMES), (None, range(3))):
+        fedamp_jax.save_models(path, TASK, MODELS, names=names, classes=data.classes)
+        saved = fedamp_jax.load_models(path, TASK)
+        assert saved.classes is not None and saved.classes.tolist() == [2, 3, 1]
+        for name, outputs in zip(known, wanted, strict=True):
+            np.testing.assert_allclose(saved.predict(name, x), outputs, rtol=1e-5)
+    with pytest.raises(KeyError, match="no client 'Paris'"):
+        saved.predict("Paris", x)
+    for classes in (None, 0):
+        fedamp_jax.save_models(path, TASK, MODELS, classes=classes)
+        saved = fedamp_jax.load_models(path, TASK)
+        np.testing.assert_array_equal(saved.predict(2, x), TASK.predict(saved.of(2), x))
+
+
 @pytest.mark.slow
 def test_another_process_predicts(tmp_path):
     """Three lines for one client. Failed when the file held a pickle of what the process had defined."""
@@ -121,6 +144,9 @@ def test_nothing_is_left_of_a_save_that_fails(tmp_path, monkeypatch):
     [
         ({"names": ["a", "b"]}, ValueError, "names must be 3 different ones"),
         ({"names": ["a", "b", "a"]}, ValueError, "names must be 3 different ones"),
+        ({"classes": [2, 3]}, ValueError, r"classes must be the number of classes of each of 3 clients"),
+        ({"classes": [2, 3, -1]}, ValueError, r"classes must be the number .* integers from 0 on"),
+        ({"classes": [2.0, 3.0, 1.0]}, ValueError, r"classes must be the number .* integers from 0 on"),
         ({"about": {"set": {1}}}, TypeError, "must hold what JSON can hold"),
         ({"models": {"w": 1}}, TypeError, "models must be of type Variables"),
         ({"models": Variables(MODELS.params, jax.tree.map(lambda a: a[:2], MODELS.stats))}, ValueError,

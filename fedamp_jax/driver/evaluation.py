@@ -60,14 +60,18 @@ def evaluate(task: Task, variables: Variables, data: Data, metric: str | None = 
 def predict(task: Task, variables: Variables, data: Data) -> Array:
     """What each client's model gives for its own examples.
 
+    Where y are labels, the logits of classes that a client does not have are -inf: they were not trained, and count
+    neither in the loss nor in the accuracy. So the largest logit is a class of the client's, and `softmax` gives the
+    probabilities that were trained.
+
     Args:
         task: the model.
         variables: `[M, ...]`, as for `evaluate`.
-        data: examples of the same M clients, of which y is not read.
+        data: examples of the same M clients; of y only the dtype is read.
 
     Returns:
-        `[M, N, ...]` float32, N the size of the largest client: what `task.predict` gives for each example; zeros in
-        the rows beyond a client's size.
+        `[M, N, ...]` float32, N the size of the largest client: what `task.predict` gives for each example, -inf for
+        classes from `data.classes` on; zeros in the rows beyond a client's size.
 
     Raises:
         TypeError, ValueError: as `evaluate`.
@@ -82,6 +86,22 @@ def predict(task: Task, variables: Variables, data: Data) -> Array:
     check_models(variables, data)
     check_task(task)
     return data.placement.call(compiled_outputs, (task,), variables, data)
+
+
+def own_logits(outputs: Array, classes: Array | int) -> Array:
+    """Logits with -inf for the classes that a client does not have.
+
+    Args:
+        outputs: `[B, C]`; those of another rank, and a single logit, are returned as they are.
+        classes: the client's number of classes; 0 if its targets are no labels, which changes nothing.
+
+    >>> own_logits(jnp.zeros((1, 3)), 2).tolist(), own_logits(jnp.zeros((1, 3)), 0).tolist()
+    ([[0.0, 0.0, -inf]], [[0.0, 0.0, 0.0]])
+    """
+    if outputs.ndim != 2 or outputs.shape[1] == 1:
+        return outputs
+    column = jnp.arange(outputs.shape[1], dtype=jnp.int32)[None]
+    return jnp.where((column < classes) | (jnp.asarray(classes) == 0), outputs, -jnp.inf)
 
 
 def check_models(variables: Variables, data: Data) -> None:
@@ -151,6 +171,7 @@ def _outputs(task: Task, variables: Variables, data: Data) -> Array:
         def outputs(b: Array) -> Array:
             batch = _block_of(client, b, block)
             made = task.predict(variables, batch.x).astype(jnp.float32)
+            made = own_logits(made, batch.classes) if jnp.issubdtype(batch.y.dtype, jnp.integer) else made
             return jnp.where(expand_dims_like(batch.mask, made), made, 0.0)
 
         made = jax.lax.map(outputs, jnp.arange(blocks, dtype=jnp.int32))

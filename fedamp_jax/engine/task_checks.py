@@ -1,5 +1,6 @@
 """Whether a task keeps the contract of `types.py`: found out by tracing its functions, before anything is compiled."""
 
+import warnings
 from typing import Any
 
 import jax
@@ -108,6 +109,24 @@ def check_loss(task: Task, tree: Any, kinds: tuple) -> None:
             f"task.loss must return statistics like those of task.init, {_described(model.stats)}, got "
             f"{_described(stats)}: return variables.stats if it does not change them"
         )
+    _warn_of_fixed_statistics(task, model, tree, kinds)
+
+
+def _warn_of_fixed_statistics(task: Task, model: Variables, tree: Any, kinds: tuple) -> None:
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(model.stats)]
+    if not names:
+        return
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = jax.make_jaxpr(task.loss)(model, _batch(tree, kinds), key).jaxpr
+    given = program.invars[len(jax.tree.leaves(model.params)) :]
+    same = [name for name, old, new in zip(names, given, program.outvars[1:], strict=False) if new is old]
+    if same:
+        warnings.warn(
+            f"task.loss returns running statistics as it gets them ({', '.join(same[:3])}), so that predictions use "
+            "those of task.init: compute in training mode and return the new ones. Numbers that are meant to stay can "
+            "be an array that the task closes over",
+            stacklevel=5,
+        )
 
 
 def check_loss_fits(task: Task, data: Data) -> None:
@@ -116,6 +135,9 @@ def check_loss_fits(task: Task, data: Data) -> None:
     Raises:
         TypeError: if it does not return `(scalar float32, stats)`, or refuses the data's targets.
         ValueError: if it refuses the data's shapes.
+
+    Warns:
+        UserWarning: if it returns running statistics as it gets them.
     """
     check_loss(task, *_kinds(data))
 

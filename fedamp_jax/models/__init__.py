@@ -3,6 +3,7 @@ the metrics that belong to them.
 """
 
 from fedamp_jax.models.convolutional import cifar_cnn, cnn
+from fedamp_jax.models.inputs import mask_like
 from fedamp_jax.models.losses import binary_cross_entropy, cross_entropy, multi_label, squared_error
 from fedamp_jax.models.metrics import BINARY_ACCURACY, EXACT_MATCH, LABEL_ACCURACY, MAE, MSE
 from fedamp_jax.models.nnx import from_nnx
@@ -26,6 +27,7 @@ __all__ = [
     "cross_entropy",
     "from_linen",
     "from_nnx",
+    "mask_like",
     "mlp",
     "multi_label",
     "omniglot_cnn",

@@ -23,6 +23,28 @@ def to_float(x: Array) -> Array:
     return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
+def mask_like(mask: Array, x: Array) -> Array:
+    """A mask of rows with as many axes as x, the form that `nn.BatchNorm` and `nnx.BatchNorm` take.
+
+    They align the last axes of a mask with those of x: of images `[B, H, W, C]`, a mask `[B, 1]` would choose rows of
+    pixels.
+
+    Args:
+        mask: `[B]` bool, True for real rows.
+        x: `[B, ...]`, the input of the layer.
+
+    Returns:
+        `[B, 1, ..., 1]` bool.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fedamp_jax.models import mask_like
+        >>> mask_like(jnp.array([True, False]), jnp.zeros((2, 8, 8, 3))).shape
+        (2, 1, 1, 1)
+    """
+    return mask.reshape(mask.shape + (1,) * (x.ndim - 1))
+
+
 def keep_rows(x: Array, mask: Array) -> Array:
     """Replaces padding rows with zeros, even if they contain NaN.
 
@@ -33,7 +55,7 @@ def keep_rows(x: Array, mask: Array) -> Array:
     Returns:
         `[B, ...]`, zeros where `mask` is False.
     """
-    return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+    return jnp.where(mask_like(mask, x), x, jnp.zeros((), x.dtype))
 
 
 class Inputs:

@@ -1,6 +1,5 @@
 """Makes a `Task` from a Flax nnx module."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from flax import nnx
 
 from fedamp_jax.models.inputs import Inputs, keep_rows
 from fedamp_jax.models.losses import cross_entropy
+from fedamp_jax.models.modes import check_training, flag, keywords, warn_of_dropout
 from fedamp_jax.models.task import check_outputs, checked_metrics, find_head
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Array, Batch, Metric, PyTree, Task, Variables
@@ -32,7 +32,7 @@ class _Module:
                     f"{type(made).__name__}"
                 )
             names[:] = list(vars(made))
-            made.train() if train else made.eval()
+            _set_mode(made, train)
             return made
 
         self.training, self.params, self.stats, self.rngs, other = self.split(nnx.eval_shape(lambda: module(True)))
@@ -71,23 +71,60 @@ class _Module:
         rngs = jax.tree.unflatten(tree, streams)
         return nnx.merge(structure, filled(self.params, variables.params), filled(self.stats, variables.stats), rngs)
 
-    def call(self, module: Any, x: PyTree, mask: Array) -> Any:
-        keywords = {"mask": mask} if "mask" in inspect.signature(type(module).__call__).parameters else {}
-        return module(x, **keywords)
+    def call(self, module: Any, x: PyTree, mask: Array, train: bool) -> Any:
+        return module(x, **keywords(module, "__call__", train, mask))
 
     def predict(self, variables: Variables, x: PyTree) -> Array:
         x = self.inputs.input(x)
         module = self.merge(self.evaluating, variables, jax.random.key(0))
-        return self.call(module, x, jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)).astype(jnp.float32)
+        mask = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
+        return self.call(module, x, mask, False).astype(jnp.float32)
 
     def train(self, variables: Variables, batch: Batch, key: Array) -> tuple[Array, PyTree]:
         x = jax.tree.map(lambda a: keep_rows(a, batch.mask), self.inputs.input(batch.x))
         some = jnp.any(batch.mask)
         module = self.merge(self.training, variables, key)
         # Statistics of no rows would be 0 / 0: a batch of only padding uses all rows, and its statistics are discarded.
-        out = self.call(module, x, batch.mask | ~some)
-        new = nnx.to_pure_dict(self.split(module)[2]) if jax.tree.leaves(self.stats) else ()
-        return out, jax.tree.map(lambda new, old: jnp.where(some, new, old), new, variables.stats)
+        out = self.call(module, x, batch.mask | ~some, True)
+        return out, jax.tree.map(lambda new, old: jnp.where(some, new, old), self.stats_of(module), variables.stats)
+
+    def stats_of(self, module: Any) -> PyTree:
+        return nnx.to_pure_dict(self.split(module)[2]) if jax.tree.leaves(self.stats) else ()
+
+    def check(self, where: int) -> None:
+        """Warns of a module that is not told of training or of padding, as far as a traced step shows it."""
+        off: list[str] = []
+
+        def stats(variables: Variables, x: PyTree, mask: Array, key: Array) -> PyTree:
+            module = self.merge(self.training, variables, key)
+            before = jax.tree.leaves(self.split(module)[3])
+            self.call(module, self.inputs.input(x), mask, True)
+            after = jax.tree.leaves(self.split(module)[3])
+            if all(new is old for new, old in zip(after, before, strict=True)):  # no generator was asked
+                off.extend(path_name(path) for path, layer in nnx.iter_modules(module) if _drops(layer))
+            return self.stats_of(module)
+
+        model = jax.eval_shape(self.init, jax.random.key(0))
+        check_training(stats, model, self.inputs, where + 1)
+        if off:
+            warn_of_dropout(off, where + 1)
+
+
+def _set_mode(module: Any, train: bool) -> None:
+    """As `module.train()` and `module.eval()`, and for attributes that name the mode in another way."""
+    # An attribute `train` of a module's own hides the method of that name.
+    method = getattr(module, "train" if train else "eval")
+    method() if callable(method) else (nnx.Module.train if train else nnx.Module.eval)(module)
+    for _, part in nnx.iter_modules(module):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, bool) and flag(name, train) is not None:
+                setattr(part, name, flag(name, train))
+
+
+def _drops(layer: Any) -> bool:
+    """Whether a layer has a rate of dropout."""
+    rate = getattr(layer, "rate", getattr(layer, "dropout_rate", 0.0))
+    return isinstance(rate, (int, float)) and rate > 0
 
 
 def from_nnx(
@@ -102,9 +139,10 @@ def from_nnx(
     """Makes a `Task` from a Flax nnx module.
 
     The module's `__call__` takes `x`, and may take `mask` (`[B]` bool, True for real rows), which is passed to
-    `nnx.BatchNorm` as `mask=mask[:, None]`. It trains as after `module.train()` and predicts as after `module.eval()`.
-    `nnx.Param` is trained, `nnx.BatchStat` becomes `Variables.stats`, and generators, such as those of dropout, follow
-    the key of each step.
+    `nnx.BatchNorm` as `mask=mask_like(mask, x)`. It trains as after `module.train()` and predicts as after
+    `module.eval()`; arguments of `__call__` and bool attributes that name the mode are set, too, with the warnings of
+    `from_linen`. `nnx.Param` is trained, `nnx.BatchStat` becomes `Variables.stats`, and generators, such as those
+    of dropout, follow the key of each step.
 
     Args:
         make: `nnx.Rngs -> module`: the module's constructor, not a module, as every client may start with its own.
@@ -116,7 +154,8 @@ def from_nnx(
         A `Task`.
 
     Raises:
-        TypeError: if `make` does not give an nnx module, or `sample_shape` is no shape.
+        TypeError: if `make` does not give an nnx module, `sample_shape` is no shape, or `__call__` needs other
+            arguments.
         ValueError: if the module has variables other than `Param` and `BatchStat`, and as `from_linen`.
 
     Example:
@@ -135,6 +174,7 @@ def from_nnx(
     metrics, module = checked_metrics(metrics, loss), _Module(make, inputs)
     key = jax.random.key(0)
     check_outputs(jax.eval_shape(lambda: module.predict(module.init(key), inputs.example())), inputs, loss)
+    module.check(where=3)
 
     def task_loss(variables: Variables, batch: Batch, key: Array) -> tuple[Array, PyTree]:
         outputs, stats = module.train(variables, batch, key)

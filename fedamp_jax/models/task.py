@@ -1,5 +1,6 @@
 """Makes a `Task`, all that the algorithms need to know about a model, from a Flax Linen module."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -8,11 +9,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.errors import InvalidRngError, ModifyScopeVariableError
 
 from fedamp_jax.checks import check_type
 from fedamp_jax.models.inputs import Inputs, keep_rows, to_float
 from fedamp_jax.models.losses import cross_entropy
 from fedamp_jax.models.metrics import metrics_of
+from fedamp_jax.models.modes import NAMES, check_training, flag, keywords, warn_of_dropout
 from fedamp_jax.types import Array, Batch, Metric, PyTree, Task, Variables
 
 
@@ -22,7 +25,8 @@ class Classifier(nn.Module):
     The parameters are `params["body"]` and `params["head"]`.
 
     Attributes:
-        body: a module with `__call__(x [B, ...], train, mask [B]) -> [B, F]`.
+        body: a module with `__call__(x [B, ...]) -> [B, F]`, which may also take the mode and `mask [B]`, as in
+            `from_linen`.
         classes: number of classes C, the width of the head.
     """
 
@@ -34,7 +38,8 @@ class Classifier(nn.Module):
 
     def features(self, x: Array, train: bool, mask: Array) -> Array:
         """The input of the head, `[B, F]` float32."""
-        return self.body(x, train, mask).astype(jnp.float32)
+        taken = keywords(self.body, "__call__", train, mask, _fields(self.body))
+        return self.body(x, **taken).astype(jnp.float32)
 
     def logits(self, features: Array) -> Array:
         """Applies the head to features `[B, F]`; returns logits `[B, C]` float32."""
@@ -46,37 +51,120 @@ class Classifier(nn.Module):
 
 
 class _Module:
-    """A Linen module with fixed inputs; passes `train` and `mask` only to methods that take them."""
+    """A Linen module with fixed inputs; passes the mode and the mask only to methods and fields that take them."""
 
     def __init__(self, model: nn.Module, inputs: Inputs):
-        self.model, self.inputs = model, inputs
+        self.inputs = inputs
+        self.models = {train: in_mode(model, train, {}) for train in (True, False)}
 
     def keywords(self, method: str, train: bool, mask: Array) -> dict[str, Any]:
-        taken = inspect.signature(getattr(type(self.model), method)).parameters
-        return {name: value for name, value in (("train", train), ("mask", mask)) if name in taken}
+        model = self.models[train]
+        return keywords(model, method, train, mask, _fields(model))
 
     def init(self, key: Array) -> dict[str, Any]:
         x = jax.tree.map(to_float, self.inputs.example())
-        keywords = self.keywords("__call__", False, jnp.ones(1, bool))
-        return dict(self.model.init({"params": key, "dropout": key}, x, **keywords))
+        taken = self.keywords("__call__", False, jnp.ones(1, bool))
+        return dict(self.models[False].init({"params": key, "dropout": key}, x, **taken))
 
     def predict(self, variables: Variables, x: PyTree) -> Array:
         x = self.inputs.input(x)
-        keywords = self.keywords("__call__", False, jnp.ones(jax.tree.leaves(x)[0].shape[0], bool))
-        outputs: Any = self.model.apply(_collections(variables), x, **keywords)
+        taken = self.keywords("__call__", False, jnp.ones(jax.tree.leaves(x)[0].shape[0], bool))
+        try:
+            outputs: Any = self.models[False].apply(_collections(variables), x, **taken)
+        except (InvalidRngError, ModifyScopeVariableError) as error:
+            did = "draws random numbers" if isinstance(error, InvalidRngError) else "changes its running statistics"
+            raise ValueError(
+                f"the model {did} in prediction, too: let it do so in training only, by an argument of __call__ or a "
+                f"field with one of these names ({NAMES}). Flax says: {error}"
+            ) from error
         return outputs.astype(jnp.float32)
+
+    def forward(self, variables: Variables, x: PyTree, mask: Array, key: Array, method: str) -> tuple[Any, PyTree]:
+        """Outputs and new statistics in training."""
+        # Flax takes the generator `params` where it is asked for one that it does not have.
+        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
+        taken = self.keywords(method, True, mask)
+        out, changed = self.models[True].apply(
+            _collections(variables), x, **taken, rngs=rngs, mutable=["batch_stats"], method=method
+        )
+        return out, changed.get("batch_stats", ())
 
     def train(self, variables: Variables, batch: Batch, key: Array, method: str) -> tuple[Array, PyTree]:
         # Replace padding before the network: a backward pass would multiply its zero cotangents by NaN.
         x = jax.tree.map(lambda a: keep_rows(a, batch.mask), self.inputs.input(batch.x))
         some = jnp.any(batch.mask)
         # Statistics of no rows would be 0 / 0: a batch of only padding uses all rows, and its statistics are discarded.
-        keywords = self.keywords(method, True, batch.mask | ~some)
-        out, changed = self.model.apply(
-            _collections(variables), x, **keywords, rngs={"dropout": key}, mutable=["batch_stats"], method=method
-        )
-        new = changed.get("batch_stats", ())
+        out, new = self.forward(variables, x, batch.mask | ~some, key, method)
         return out, jax.tree.map(lambda new, old: jnp.where(some, new, old), new, variables.stats)
+
+    def check(self, model: Variables, where: int) -> None:
+        """Warns of a module that is not told of training or of padding, as far as a traced step shows it."""
+        off: list[str] = []
+
+        def watch(call: Callable[..., Any], args: Any, given: Any, context: nn.module.InterceptorContext) -> Any:
+            if context.method_name == "__call__" and _drops_nothing(context.module, args, given):
+                off.append("/".join(context.module.path) or type(context.module).__name__)
+            return call(*args, **given)
+
+        def stats(variables: Variables, x: PyTree, mask: Array, key: Array) -> PyTree:
+            with nn.intercept_methods(watch):
+                return self.forward(variables, self.inputs.input(x), mask, key, "__call__")[1]
+
+        check_training(stats, model, self.inputs, where + 1)
+        if off:
+            warn_of_dropout(off, where + 1)
+
+
+def _drops_nothing(module: nn.Module, args: Any, given: Any) -> bool:
+    """Whether a layer with a rate of dropout is called as in prediction."""
+    rate = getattr(module, "rate", getattr(module, "dropout_rate", 0.0))
+    if not isinstance(rate, (int, float)) or not rate:
+        return False
+    call = inspect.signature(type(module).__call__).bind_partial(module, *args, **given).arguments
+    said = call.get("deterministic")
+    return (getattr(module, "deterministic", None) if said is None else said) is True
+
+
+def in_mode(module: nn.Module, train: bool, made: dict[int, nn.Module]) -> nn.Module:
+    """The module with the mode in its fields that name it, and in those of the modules in its fields.
+
+    Args:
+        module: not bound.
+        train: the mode.
+        made: what became of modules that were met before, as one that is shared stays shared.
+
+    >>> in_mode(nn.Sequential([nn.Dense(3), nn.Dropout(0.5)]), True, {}).layers[1].deterministic
+    False
+    """
+    if id(module) not in made:
+        fields = {
+            f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.name not in ("parent", "name")
+        }
+        changed: dict[str, Any] = {name: flag(name, train) for name in _fields(module)}
+        for name, value in fields.items():
+            leaves = jax.tree.leaves(value)
+            new = [in_mode(a, train, made) if isinstance(a, nn.Module) else a for a in leaves]
+            if isinstance(module, nn.Sequential):  # it passes on no argument
+                new = [_said(a, train) if isinstance(a, nn.Module) else a for a in new]
+            if any(a is not b for a, b in zip(leaves, new, strict=True)):
+                changed[name] = jax.tree.unflatten(jax.tree.structure(value), new)
+        made[id(module)] = module.clone(**changed) if changed else module
+    return made[id(module)]
+
+
+def _said(layer: nn.Module, train: bool) -> nn.Module:
+    """A layer with the mode in those fields that would else be arguments of its call."""
+    unset: dict[str, Any] = {
+        f.name: flag(f.name, train) for f in dataclasses.fields(layer) if getattr(layer, f.name, ()) is None
+    }
+    unset = {name: value for name, value in unset.items() if value is not None}
+    return layer.clone(**unset) if unset else layer
+
+
+def _fields(module: nn.Module) -> list[str]:
+    """The fields that hold the mode."""
+    names = [f.name for f in dataclasses.fields(module) if flag(f.name, True) is not None]
+    return [name for name in names if isinstance(getattr(module, name, None), bool)]
 
 
 def _collections(variables: Variables) -> dict[str, PyTree]:
@@ -129,8 +217,8 @@ def checked_metrics(metrics: Sequence[Metric] | None, loss: Callable[..., Any]) 
     return metrics
 
 
-def _inspect(module: _Module) -> tuple[list[str], jax.ShapeDtypeStruct]:
-    """Returns the parameter paths in order of creation, and the shape of the outputs; computes shapes only."""
+def _inspect(module: _Module) -> tuple[list[str], Variables, jax.ShapeDtypeStruct]:
+    """The parameter paths in order of creation, and the shapes of the variables and of the outputs."""
     paths: list[str] = []
 
     def shapes(key):
@@ -141,10 +229,10 @@ def _inspect(module: _Module) -> tuple[list[str], jax.ShapeDtypeStruct]:
         if not jax.tree.leaves(variables.get("params", {})):
             raise ValueError("the model has no parameters")
         paths.extend(_paths(variables["params"]))
-        stats = variables.get("batch_stats", ())
-        return module.predict(Variables(variables["params"], stats), module.inputs.example())
+        model = Variables(variables["params"], variables.get("batch_stats", ()))
+        return model, module.predict(model, module.inputs.example())
 
-    return paths, jax.eval_shape(shapes, jax.random.key(0))
+    return paths, *jax.eval_shape(shapes, jax.random.key(0))
 
 
 def _paths(tree: Any, prefix: str = "") -> list[str]:
@@ -164,10 +252,15 @@ def from_linen(
 ) -> Task:
     """Makes a `Task` from a Flax Linen module.
 
-    Besides `x`, the module's `__call__` may take `train` (bool) and `mask` (`[B]` bool, True for real rows). Pass the
-    mask on to `nn.BatchNorm` as `mask=mask[:, None]`, so that a partial batch is normalized by its real rows only.
-    uint8 inputs are converted to float32 in 0..1, and in training padding rows are zeros. BatchNorm's statistics
-    (`batch_stats`) become `Variables.stats`. In training, a random generator named `dropout` is available.
+    Besides `x`, the module's `__call__` may take the mode and `mask` (`[B]` bool, True for real rows). Pass the mask on
+    to `nn.BatchNorm` as `mask=mask_like(mask, x)`, so that a partial batch is normalized by its real rows only. uint8
+    inputs are converted to float32 in 0..1, and in training padding rows are zeros. BatchNorm's statistics
+    (`batch_stats`) become `Variables.stats`. In training, random generators of any name are available.
+
+    The mode is an argument of `__call__`, or a bool in a field of the module or of a module in its fields, named
+    `train`, `training` or `is_training`, which are True in training, or `deterministic`, `use_running_average`,
+    `inference`, `eval` or `test`, which are False, among others. A warning tells of running statistics that training
+    does not change or that do not depend on the mask, and of dropout that is off in training.
 
     Args:
         model: the module; a `Classifier` also gives the task `features` and `head_loss`.
@@ -187,10 +280,10 @@ def from_linen(
         A `Task`.
 
     Raises:
-        TypeError: if the model is no Linen module, or `sample_shape` no shape.
+        TypeError: if the model is no Linen module, `sample_shape` no shape, or `__call__` needs other arguments.
         ValueError: if a prefix in `head` matches no parameter, a classifier's logits are not `[B, C]`, the model has
-            collections other than `params` and `batch_stats`, or a loss of your own comes without metrics; while
-            tracing, if x does not have the sample shape.
+            collections other than `params` and `batch_stats`, the model is random in prediction, or a loss of your own
+            comes without metrics; while tracing, if x does not have the sample shape.
 
     Example:
         >>> import flax.linen as nn, jax
@@ -212,8 +305,9 @@ def from_linen(
         )
     inputs = Inputs(sample_shape, dtype)
     metrics, module = checked_metrics(metrics, loss), _Module(model, inputs)
-    paths, outputs = _inspect(module)
+    paths, shapes, outputs = _inspect(module)
     check_outputs(outputs, inputs, loss)
+    module.check(shapes, where=3)
 
     def init(key: Array) -> Variables:
         variables = module.init(key)

@@ -234,7 +234,10 @@ def save_models(run: Run, name: str, result: fedamp_jax.Run) -> None:
         "settings": provenance.settings_of(run.options),
     }
     if jax.process_index() == 0:
-        fedamp_jax.save_models(run.models(name), run.prepared.task, models, names=ids.tolist(), about=about)
+        classes = np.asarray(run.prepared.federation.train.classes)
+        fedamp_jax.save_models(
+            run.models(name), run.prepared.task, models, names=ids.tolist(), classes=classes, about=about
+        )
 
 
 def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:

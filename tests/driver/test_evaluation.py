@@ -1,5 +1,6 @@
 """Accuracies of personal models, against counting by hand."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,3 +74,42 @@ def test_a_model_that_diverged_is_right_about_nothing():
     assert fedamp_jax.types.correct(logits, batch).tolist() == [0, 1, 0]
     one = batch._replace(x=None)
     assert fedamp_jax.models.BINARY_ACCURACY.function(jnp.full((3, 1), jnp.nan), one).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_a_class_that_a_client_does_not_have_is_not_predicted(name):
+    """Its logits are -inf, the others and padding as they were; so argmax is right as often as `evaluate` says.
+
+    Failed with the logits of all classes: a client of two classes was predicted the third.
+    """
+    task, data = tiny_task(), federation(classes=[3, 2] * 4)
+    models = jax.vmap(task.init)(jax.random.split(KEY, 8))
+    placed = PLACEMENTS[name]().place(data)
+    if isinstance(placed.placement, OnMesh):
+        models = jax.device_put(models, placed.x.sharding)
+    found = np.asarray(fedamp_jax.predict(task, models, placed))
+    guesses, foreign = [], 0
+    for i in range(8):
+        (x, y), own = data.examples(i), int(data.classes[i])
+        logits = np.asarray(task.predict(jax.tree.map(lambda a, i=i: a[i], models), x))
+        np.testing.assert_allclose(found[i, : len(y), :own], logits[:, :own], rtol=1e-5)
+        assert (found[i, : len(y), own:] == -np.inf).all() and not found[i, len(y) :].any()
+        foreign += (logits.argmax(axis=1) >= own).sum()
+        guesses.append(np.mean(found[i, : len(y)].argmax(axis=1) == y))
+    assert foreign  # else the test says nothing
+    np.testing.assert_allclose(fedamp_jax.evaluate(task, models, placed), guesses, atol=1e-6)
+    for score in (fedamp_jax.analysis.f1_scores, fedamp_jax.analysis.auc_scores):  # read the client's own classes only
+        np.testing.assert_array_equal(score(found, data), score(np.where(np.isinf(found), 1e3, found), data))
+
+
+def test_outputs_that_are_no_logits_of_classes_stay():
+    """A single logit for two classes, and numbers to predict. Failed with -inf for all where `classes` is 0."""
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    one = fedamp_jax.models.from_linen(nn.Dense(1), (5,), head="bias", loss=fedamp_jax.models.binary_cross_entropy)
+    labels = fedamp_jax.data.from_lists([x], [[0, 1] * 3], classes=2)
+    two = fedamp_jax.models.from_linen(nn.Dense(2), (5,), head="bias", loss=fedamp_jax.models.squared_error)
+    numbers = fedamp_jax.data.from_lists([x], [np.ones((6, 2))], classes=0)
+    for task, data in ((one, labels), (two, numbers)):
+        models = jax.vmap(task.init)(jax.random.split(KEY, 1))
+        wanted = task.predict(jax.tree.map(lambda a: a[0], models), x)
+        np.testing.assert_allclose(fedamp_jax.predict(task, models, data)[0], wanted, rtol=1e-5)

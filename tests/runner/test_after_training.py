@@ -114,6 +114,7 @@ def test_saved_models_are_those_that_were_judged(devices, tmp_path, monkeypatch)
     models = jax.tree.map(lambda *a: np.stack(a), *(saved.of(i) for i in range(20)))
     again = 100 * np.asarray(fedamp_jax.evaluate(task, models, clients.test))
     np.testing.assert_allclose(again, read(out)["methods"]["FedAvg-FT"]["accuracy"], atol=1e-4)
+    assert saved.classes.tolist() == clients.train.classes.tolist()
     assert saved.about["rounds"] == 2 and saved.about["classes"] == 10 and saved.about["shape"] == [8, 8]
     assert 100 * saved.about["accuracy"]["7"] == pytest.approx(again[7])
     # Asked for later, they come from the checkpoint, and nothing is trained.
