@@ -132,7 +132,7 @@ MUTATIONS = [
     # Methods.
     Mutation("fedamp-start", "fedamp_jax/algorithms/fedamp.py", 'Variables(cloud if start == "cloud" else mine.params, running)',
              "Variables(mine.params, running)", f"{ORACLES} fedamp"),
-    Mutation("fedamp-prox-center", "fedamp_jax/algorithms/fedamp.py", "penalty(cloud_i, k) if penalty", "penalty(begin_i.params, k) if penalty",
+    Mutation("fedamp-prox-center", "fedamp_jax/algorithms/fedamp.py", "penalty(cloud_i, k, *numbers_i)", "penalty(begin_i.params, k, *numbers_i)",
              f"{ORACLES} fedamp"),
     Mutation("fedamp-stale-padding", "fedamp_jax/algorithms/fedamp.py", 'data.online if stale == "exclude" else data.size > 0',
              'data.online if stale == "exclude" else data.size >= 0', "tests/placement/test_mesh.py -k stale"),
