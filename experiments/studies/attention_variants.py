@@ -146,8 +146,8 @@ def other_weights(task: Task, solver: Solver, self_weight: Any, federation: Fede
             own = broadcast_to_clients("self_weight", self_weight, data)
             return weights(models, edges, k, own, *remembered)
 
-        penalty = proximal(ALPHA, paper_values.LAMBDA)
-        return fedamp_jax.attentive(task, solver, of_round, memory=memory, penalty=penalty)
+        term = proximal(ALPHA, paper_values.LAMBDA)
+        return fedamp_jax.attentive(task, solver, of_round, memory=memory, **term)
 
     def by_score(score: Score, models: ByParameters, edges: Any, k: Any, own: Any) -> Any:
         return normalize(score(server.sq_dists(models), edges), edges, own)

@@ -114,7 +114,7 @@ def unscaled(task: Task) -> Task:
 def l2(solver: Solver, weight: float) -> Solver:
     """`weight / 2 ||w||^2` in every loss, as PyTorch's `Adam(weight_decay=weight)`."""
     decay = optax.add_decayed_weights(weight)
-    return dataclasses.replace(solver, optimizer=lambda k: optax.chain(decay, solver.at_round(k)))
+    return dataclasses.replace(solver, optimizer=lambda k, client: optax.chain(decay, solver.at_round(k, client)))
 
 
 def other_models(methods: Methods, made_of: MadeOf) -> Methods:
@@ -133,7 +133,8 @@ def other_models(methods: Methods, made_of: MadeOf) -> Methods:
 
 def proximal_tuning(methods: Methods, made_of: MadeOf) -> Methods:
     """FedAvg-FT fine-tuned with FedAMP's proximal term, `lam / (2 alpha_k) ||w - x||^2` for the global model x."""
-    term = proximal(ALPHA, paper_values.LAMBDA)
+    penalty = proximal(ALPHA, paper_values.LAMBDA)["penalty"]
+    term = lambda start, k: penalty(start, k, jnp.float32(paper_values.LAMBDA))  # noqa: E731
     tuned = fedamp_jax.fine_tuned(made_of.task, made_of.solver, base=methods["FedAvg"], penalty=term)
     return {**methods, "FedAvg-FT": tuned}
 

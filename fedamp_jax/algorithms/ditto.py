@@ -10,10 +10,10 @@ from fedamp_jax.engine import (
     Local,
     Prox,
     Solver,
-    at_round,
     check_parts,
     for_each_client,
     init_clients,
+    of_clients,
     resample_epochs,
     server,
     solve,
@@ -42,8 +42,8 @@ def ditto(
     Args:
         task: the model.
         solver: the global model's local training.
-        lam: pull of the personal models towards the global one received in the round, at least 0; a number, a
-            schedule of the round or a tracer.
+        lam: pull of the personal models towards the global one received in the round, at least 0; a number, one
+            per client `[M]`, a schedule of the round or a tracer.
         personal_solver: the personal models' training, if it differs, with epochs of its own.
         stats: BatchNorm statistics of the personal models stay each client's own (`"local"`), or start each round from
             the mean of all (`"mix"`). The global model's are always averaged.
@@ -62,7 +62,7 @@ def ditto(
     >>> algorithm = fedamp_jax.ditto(task, fedamp_jax.Solver(optax.adam(1e-3)), lam=0.1)
     """
     check_parts(task, solver, personal_solver=personal_solver)
-    check_number("lam", lam, low=0, strict=False)
+    check_number("lam", lam, low=0, strict=False, allow_array=True)
     own_policy, mixed = server.statistics_policy(stats), server.statistics_policy("mix")
     shared_method, own_solver = fedavg(task, solver), personal_solver or solver
 
@@ -71,20 +71,21 @@ def ditto(
 
     def round(key, state, data):
         shared, k = state.shared, state.shared.round
-        penalty = Prox(shared.params, at_round(lam, k))
 
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, lam_i):
             glob, own = mine
             keys = jax.random.split(key)
             sent, _ = solve(task, solver, client, glob.variables, keys[0], epochs=epochs, k=k,
                             optimizer_state=glob.optimizer)  # fmt: skip
             passes = resample_epochs(own_solver, epochs, keys[1]) if personal_solver else epochs
-            kept, loss = solve(task, own_solver, client, own.variables, keys[1], epochs=passes, k=k, penalty=penalty,
+            kept, loss = solve(task, own_solver, client, own.variables, keys[1], epochs=passes, k=k,
+                               penalty=Prox(shared.params, lam_i),
                                optimizer_state=own.optimizer)  # fmt: skip
             return (sent, kept), loss
 
         received = Local(shared_method.personalize(key, shared, data), shared.optimizer)
-        (sent, personal), info = for_each_client(solver, data, local, (received, state.personal), key=key)
+        (sent, personal), info = for_each_client(solver, data, local, (received, state.personal),
+                                                 of_clients("lam", lam, k, data), key=key)  # fmt: skip
         weights = server.sample_weights(data, info)
         params = server.weighted_mean(weights, sent.variables.params, shared.params)
         running = mixed(weights, sent.variables.stats, shared.stats)

@@ -20,6 +20,7 @@ from fedamp_jax.engine import (
     check_parts,
     for_each_client,
     init_clients,
+    of_clients,
     server,
     solve,
 )
@@ -56,7 +57,8 @@ def attentive(
     weights: Callable[..., Array],
     *,
     memory: attention.Memory | None = None,
-    penalty: Callable[[PyTree, Array], Penalty] | None = None,
+    penalty: Callable[..., Penalty] | None = None,
+    numbers: Callable[[Array, Data], tuple[Array, ...]] | None = None,
     examples: Callable[[Data], Data] | None = None,
     explain: Callable[[Info, Data], RoundError] | None = None,
     start: str = "cloud",
@@ -75,7 +77,8 @@ def attentive(
             `edges [M, M]` bool says which models may reach which clients, never the client's own; `k` is the round.
             A row without edges has to be the identity's, as `attention.normalize` makes it.
         memory: what the weights remember, which they get as a fifth argument; None: nothing.
-        penalty: `(u_i, k) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
+        penalty: `(u_i, k, *numbers_i) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
+        numbers: `(k, data) -> ([M], ...)`, the clients' own numbers for the penalty; None for none.
         examples: `client -> client`, the examples that ONE client trains on; None for all.
         explain: `(info, data) -> RoundError`. With it a round whose weights are not finite, or negative on the
             diagonal, trains no client and reports an error; without it nothing looks at the weights.
@@ -125,12 +128,14 @@ def attentive(
         running = server.mix(xi, place.by_parameters(mine.stats)) if stats == "mix" else mine.stats
         begin = Variables(cloud if start == "cloud" else mine.params, running)
 
-        def local(key, client, epochs, mine_i, begin_i, cloud_i):
+        of_each = numbers(k, data) if numbers else ()
+
+        def local(key, client, epochs, mine_i, begin_i, cloud_i, *numbers_i):
             return solve(task, solver, examples(client) if examples else client, begin_i, key, epochs=epochs, k=k,
-                         penalty=penalty(cloud_i, k) if penalty else None,
+                         penalty=penalty(cloud_i, k, *numbers_i) if penalty else None,
                          optimizer_state=mine_i.optimizer)  # fmt: skip
 
-        clients, info = for_each_client(solver, data, local, state.clients, begin, cloud, key=key)
+        clients, info = for_each_client(solver, data, local, state.clients, begin, cloud, *of_each, key=key)
         info = info._replace(xi=xi, error=error)
         remembered = state.memory if memory is None else memory.update(state.memory, begin, info)
         return FedAMPState(clients, k + 1, remembered), info
@@ -148,11 +153,15 @@ def attentive(
     return Algorithm(init, round, personalize, explain, join)
 
 
-def proximal(alpha: Any, lam: Any) -> Callable[[PyTree, Array], Prox]:
-    """The validated penalty of Eq. 6, `lam / (2 alpha_k) ||w - u_i||^2`."""
+def proximal(alpha: Any, lam: Any) -> dict[str, Any]:
+    """The validated penalty of Eq. 6, `lam / (2 alpha_k) ||w - u_i||^2`, as arguments of `attentive`."""
     check_number("alpha", alpha, low=0)
-    check_number("lam", lam, low=0, strict=False)
-    return lambda cloud, k: Prox(cloud, at_round(lam, k) / at_round(alpha, k))
+    check_number("lam", lam, low=0, strict=False, allow_array=True)
+
+    def penalty(cloud: PyTree, k: Array, lam_i: Array) -> Prox:
+        return Prox(cloud, lam_i / at_round(alpha, k))
+
+    return {"penalty": penalty, "numbers": lambda k, data: (of_clients("lam", lam, k, data),)}
 
 
 def fedamp(
@@ -180,7 +189,8 @@ def fedamp(
             `1 / (N_i + 1)`, N_i being the number of other clients with the same distribution.
         alpha: step size alpha_k, greater than 0. By default Appendix C's: 1e4, falling by 0.1 every 30 rounds, from the
             61st round on 100. With `self_weight` it only sets the weight of the proximal term.
-        lam: weight of the proximal term, at least 0.
+        lam: weight of the proximal term, at least 0; one per client `[M]`, or as alpha a number, a schedule or a
+            tracer.
         slope: `log A'` of the attention-inducing function: `attention.neg_exp`, `scad`, `mcp`, or one of your own.
         **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
 
@@ -211,7 +221,7 @@ def fedamp(
                                         alpha=at_round(alpha, k), slope=slope, self_weight=own)  # fmt: skip
 
     explain = attention.explain if self_weight is None or attention.may_fail(sigma, self_weight) else None
-    return attentive(task, solver, weights, penalty=proximal(alpha, lam), explain=explain, **shared)
+    return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)
 
 
 def distances(state: FedAMPState, data: Data) -> jax.Array:

@@ -9,11 +9,11 @@ from fedamp_jax.engine import (
     Local,
     Prox,
     Solver,
-    at_round,
     check_parts,
     for_each_client,
     init_model,
     init_optimizer,
+    of_clients,
     server,
     solve,
 )
@@ -43,8 +43,8 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
     Args:
         task: the model.
         solver: local training.
-        mu: weight of the penalty, at least 0; a number, a schedule of the round or a tracer. 0.01 is what
-            Huang et al. 2021, Appendix C, found best. 0 is FedAvg.
+        mu: weight of the penalty, at least 0; a number, one per client `[M]`, a schedule of the round or a
+            tracer. 0.01 is what Huang et al. 2021, Appendix C, found best. 0 is FedAvg.
         stats: BatchNorm statistics are averaged as the parameters are (`"mix"`), or each client's own (`"local"`).
 
     Returns:
@@ -59,25 +59,26 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
     >>> algorithm = fedamp_jax.fedprox(task, fedamp_jax.Solver(optax.adam(1e-3)), mu=0.01)
     """
     check_parts(task, solver)
-    check_number("mu", mu, low=0, strict=False)
+    check_number("mu", mu, low=0, strict=False, allow_array=True)
     new_stats = server.statistics_policy(stats)
 
     def init(key, data):
         start = init_model(task, key)
         m = len(data.size)
-        optimizer = init_optimizer(solver, broadcast(start.params, m))
+        optimizer = init_optimizer(solver, data, broadcast(start.params, m))
         return FedAvgState(start.params, broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
         free = isinstance(mu, (int, float)) and mu == 0  # FedAvg does not pay for a penalty that it does not have
-        penalty = None if free else Prox(state.params, at_round(mu, state.round))
+        weight = () if free else (of_clients("mu", mu, state.round, data),)
 
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, *mu_i):
+            penalty = Prox(state.params, *mu_i) if mu_i else None
             return solve(task, solver, client, mine.variables, key, epochs=epochs, k=state.round, penalty=penalty,
                          optimizer_state=mine.optimizer)  # fmt: skip
 
         received = Local(personalize(key, state, data), state.optimizer)
-        sent, info = for_each_client(solver, data, local, received, key=key)
+        sent, info = for_each_client(solver, data, local, received, *weight, key=key)
         weights = server.sample_weights(data, info)
         params = server.weighted_mean(weights, sent.variables.params, state.params)
         running = new_stats(weights, sent.variables.stats, state.stats)

@@ -50,4 +50,4 @@ def heurfedamp(
         return attention.heurfedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k), self_weight=own)
 
     explain = attention.explain if attention.may_fail(sigma, self_weight) else None
-    return attentive(task, solver, weights, penalty=proximal(alpha, lam), explain=explain, **shared)
+    return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

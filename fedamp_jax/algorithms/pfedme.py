@@ -16,6 +16,7 @@ from fedamp_jax.engine import (
     for_each_client,
     for_each_minibatch,
     init_model,
+    of_clients,
     server,
     solve,
 )
@@ -55,7 +56,8 @@ def pfedme(
     Args:
         task: the model.
         solver: epochs and batch size; its optimizer, afresh for each minibatch, takes the steps of theta.
-        lam: pull of theta towards w_i, at least 0; a number, a schedule of the round or a tracer.
+        lam: pull of theta towards w_i, at least 0; a number, one per client `[M]`, a schedule of the
+            round or a tracer.
         eta: learning rate of w_i, greater than 0; stable while `eta * lam` is at most 1. The authors take 0.005
             for 800 rounds.
         beta: step of the server, at least 0; 1 is the mean, larger ones go beyond it.
@@ -78,8 +80,8 @@ def pfedme(
     >>> algorithm = fedamp_jax.pfedme(task, fedamp_jax.Solver(optax.sgd(0.09), batch_size=20))
     """
     check_parts(task, solver)
-    check_number("lam", lam, low=0, strict=False)
-    check_number("eta", eta, low=0)
+    check_number("lam", lam, low=0, strict=False, allow_array=True)
+    check_number("eta", eta, low=0, allow_array=True)
     check_number("beta", beta, low=0, strict=False)
     check_integer("inner_steps", inner_steps, low=1)
     new_stats = server.statistics_policy(stats)
@@ -91,9 +93,11 @@ def pfedme(
 
     def round(key, state, data):
         w, k = state.params, state.round
-        pull, rate = at_round(lam, k), at_round(eta, k) * at_round(lam, k)
+        pulls, rates = of_clients("lam", lam, k, data), of_clients("eta", eta, k, data)
 
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, pull, eta_i):
+            rate = eta_i * pull
+
             def step(carry, batch, key):
                 w_i, theta, total = carry
                 # A minibatch is a client whose every pass is one step; its real rows come first.
@@ -109,7 +113,7 @@ def pfedme(
             return (theta, w_i), total / jnp.maximum(steps, 1).astype(jnp.float32)
 
         received = broadcast(w, len(data.size))
-        (personal, sent), info = for_each_client(solver, data, local, (state.personal, received), key=key)
+        (personal, sent), info = for_each_client(solver, data, local, (state.personal, received), pulls, rates, key=key)
         weights = server.sample_weights(data, info)
         mean, step = server.weighted_mean(weights, sent, w), at_round(beta, k)
         params = jax.tree.map(lambda a, b: a + step * (b - a), w, mean)

@@ -88,7 +88,7 @@ def init_body(
         own = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)).params)(data.id)
         params = jax.tree.map(lambda h, a, b: a if h else b, head, own, params)
     heads, bodies = partition(params, head)
-    optimizer = init_optimizer(solver, params, mask_of(part, head))
+    optimizer = init_optimizer(solver, data, params, mask_of(part, head))
     body = jax.tree.map(lambda a: a[0], bodies)
     return BodyState(body, heads, broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))
 

@@ -16,7 +16,7 @@ from fedamp_jax.engine.clients import (
     resample_epochs,
     stream,
 )
-from fedamp_jax.engine.hyperparameters import at_round, broadcast_to_clients
+from fedamp_jax.engine.hyperparameters import at_round, broadcast_to_clients, of_clients
 from fedamp_jax.engine.minibatches import (
     as_client,
     for_each_minibatch,
@@ -48,6 +48,7 @@ __all__ = [
     "init_model",
     "init_optimizer",
     "mean_loss",
+    "of_clients",
     "resample_epochs",
     "server",
     "share_of",

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedamp_jax.engine.hyperparameters import broadcast_to_clients
 from fedamp_jax.engine.solver import Local, Solver
+from fedamp_jax.layout import with_examples, without_examples
 from fedamp_jax.trees import all_finite, broadcast, check_float32, partition
 from fedamp_jax.types import Array, Data, Info, PyTree, Task, Variables
 
@@ -22,8 +24,20 @@ def stream(name: str, key: Array) -> Array:
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def draw_epochs(solver: Solver, online: Array, keys: Array) -> Array:
-    """Local epochs of this round, `[M]` int32, from each client's own key; 0 for a client that is offline."""
+def draw_epochs(solver: Solver, data: Data, keys: Array) -> Array:
+    """Local epochs of this round, `[M]` int32, from each client's own key; 0 for a client that is offline.
+
+    Raises:
+        ValueError: if the solver has a number of epochs for each client, and there are others.
+    """
+    own = solver.epochs_of_clients
+    if own is not None:
+        each = broadcast_to_clients("epochs", jnp.asarray(own, jnp.int32), data)
+        return jnp.where(data.online, each, 0)
+    return _drawn(solver, data.online, keys)
+
+
+def _drawn(solver: Solver, online: Array, keys: Array) -> Array:
     low, high = solver.epochs_range
     if low == high:  # a generator of random numbers is what takes XLA longest to compile here
         return jnp.where(online, jnp.int32(low), 0)
@@ -32,8 +46,14 @@ def draw_epochs(solver: Solver, online: Array, keys: Array) -> Array:
 
 
 def resample_epochs(solver: Solver, epochs: Array, key: Array) -> Array:
-    """Epochs of a second training in a round, `[]` int32, for ONE client that trains `epochs` in the first one."""
-    return draw_epochs(solver, epochs[None] > 0, stream("epochs", key)[None])[0]
+    """Epochs of a second training in a round, `[]` int32, for ONE client that trains `epochs` in the first one.
+
+    Raises:
+        ValueError: if the solver has a number of epochs for each client: only the method's own may.
+    """
+    if solver.epochs_of_clients is not None:
+        raise ValueError("epochs of each client are for the method's solver, not for a second one beside it")
+    return _drawn(solver, epochs[None] > 0, stream("epochs", key)[None])[0]
 
 
 def at_home(data: Data) -> Data:
@@ -69,7 +89,7 @@ def for_each_client(
     True
     """
     keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(data.id)
-    epochs = draw_epochs(solver, data.online, keys[:, 0])
+    epochs = draw_epochs(solver, data, keys[:, 0])
     transmit = data.placement.transmit
 
     def one(client: Data, out: tuple, key: Array, epochs: Array, *args_i: Any) -> tuple[Any, Array, Array]:
@@ -101,12 +121,17 @@ def init_model(task: Task, key: Array) -> Variables:
     return jax.tree.map(jnp.copy, variables)
 
 
-def init_optimizer(solver: Solver, params: PyTree, trainable: PyTree | None = None) -> PyTree:
+def init_optimizer(solver: Solver, data: Data, params: PyTree, trainable: PyTree | None = None) -> PyTree:
     """Optimizer states `[M, ...]` before the first round if the solver keeps them, else `()`; `params [M, ...]`."""
     if not solver.keep_optimizer:
         return ()
-    optimizer = solver.at_round(jnp.zeros((), jnp.int32))
-    return jax.vmap(lambda p: optimizer.init(partition(p, trainable)[0]))(params)
+    own, examples = without_examples(data)
+
+    def init(own: Data, params: PyTree) -> PyTree:
+        optimizer = solver.at_round(jnp.zeros((), jnp.int32), with_examples(own, examples))
+        return optimizer.init(partition(params, trainable)[0])
+
+    return jax.vmap(init)(own, params)
 
 
 def init_clients(task: Task, solver: Solver, data: Data, key: Array, *, common: bool = True) -> Local:
@@ -115,4 +140,4 @@ def init_clients(task: Task, solver: Solver, data: Data, key: Array, *, common: 
     variables = broadcast(shared, len(data.size))
     if not common:
         variables = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)))(data.id)
-    return Local(variables, init_optimizer(solver, variables.params))
+    return Local(variables, init_optimizer(solver, data, variables.params))

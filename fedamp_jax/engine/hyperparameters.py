@@ -16,6 +16,15 @@ def at_round(value: Any, k: Array) -> Array:
         return jnp.asarray(value(k), jnp.float32)
 
 
+def of_clients(name: str, value: Any, k: Array, data: Data) -> Array:
+    """`at_round(value, k)` as `[M]`: a number of each client's own, or the same for all.
+
+    Raises:
+        ValueError: as `broadcast_to_clients`.
+    """
+    return broadcast_to_clients(name, at_round(value, k), data)
+
+
 def broadcast_to_clients(name: str, value: Array, data: Data) -> Array:
     """`value [] or [data.clients]` as `[M]`, one number for each client; 0 for padding clients of an array.
 

@@ -1,12 +1,14 @@
 """Local training of ONE client, with a number of steps that may be traced; `clients` runs it for all."""
 
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedamp_jax.checks import check_integer, check_type
@@ -56,12 +58,15 @@ class Solver:
 
     Attributes:
         optimizer: an optax optimizer, or a function `round [] int32 -> optimizer` for learning rates that follow a
-            schedule of the round. A schedule inside an optax optimizer counts steps, and from 0 again in each round
-            unless `keep_optimizer`; there is a warning where it can be detected. Optimizers that ask for more than the
-            gradient, such as `optax.lbfgs` and `optax.contrib.reduce_on_plateau`, get the minibatch's objective: its
-            `value`, its gradient `grad` and the function `value_fn`, with the method's penalty and correction.
+            schedule of the round, or a function `(round, client) -> optimizer` of ONE client's `Data` for rates of its
+            own, such as `lambda k, client: optax.sgd(rates[client.id])`. A schedule inside an optax optimizer counts
+            steps, and from 0 again in each round unless `keep_optimizer`; there is a warning where it can be detected.
+            Optimizers that ask for more than the gradient, such as `optax.lbfgs` and
+            `optax.contrib.reduce_on_plateau`, get the minibatch's objective: its `value`, its gradient `grad` and the
+            function `value_fn`, with the method's penalty and correction.
         epochs: passes over the client's data in a round; a pair `(low, high)` draws a whole number uniformly from
-            `low..high` for each client and round (the paper's heterogeneous training: `(1, 19)`).
+            `low..high` for each client and round (the paper's heterogeneous training: `(1, 19)`); an integer array
+            `[M]` gives each client its own number in every round.
         batch_size: examples per step. The last batch of a pass holds what is left.
         keep_optimizer: keep each client's optimizer state from round to round. The papers start afresh.
         shuffle: reshuffle the client's data in each pass; False reads them in the order in which they are stored.
@@ -73,8 +78,8 @@ class Solver:
     19
     """
 
-    optimizer: optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
-    epochs: int | tuple[int, int] = 10
+    optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+    epochs: int | tuple[int, int] | np.ndarray | Array = 10
     batch_size: int = 100
     keep_optimizer: bool = False
     shuffle: bool = True
@@ -87,6 +92,8 @@ class Solver:
             if str(getattr(self.optimizer, "__module__", "")).startswith("optax."):
                 name = getattr(self.optimizer, "__name__", "adam")  # else the round would be its learning rate
                 raise TypeError(f"optimizer is the function optax.{name}: call it, such as optax.{name}(1e-3)")
+        if self.epochs_of_clients is not None and self.epochs_of_clients.dtype.kind not in "iu":
+            raise TypeError(f"epochs must be whole numbers, got {self.epochs!r}")
         low, high = self.epochs_range
         check_integer("epochs", low, low=1)
         check_integer("epochs (upper end of the range)", high, low=low)
@@ -102,23 +109,40 @@ class Solver:
     @property
     def epochs_range(self) -> tuple[int, int]:
         """Least and largest number of local epochs."""
+        if self.epochs_of_clients is not None:
+            return int(self.epochs_of_clients.min()), int(self.epochs_of_clients.max())
         if isinstance(self.epochs, (tuple, list)):
             if len(self.epochs) != 2:
                 raise ValueError(f"epochs must be a number or a pair (low, high), got {self.epochs!r}")
             low, high = self.epochs
             return low, high
-        return self.epochs, self.epochs
+        return self.epochs, self.epochs  # pyright: ignore[reportReturnType]
+
+    @property
+    def epochs_of_clients(self) -> np.ndarray | None:
+        """`[M]` epochs of the clients, None if all have the same or draw theirs."""
+        given = self.epochs
+        return np.asarray(given) if isinstance(given, (np.ndarray, jax.Array)) and given.ndim == 1 else None
 
     @property
     def max_epochs(self) -> int:
         """Largest number of local epochs in a round."""
         return self.epochs_range[1]
 
-    def at_round(self, k: Array) -> optax.GradientTransformation:
-        """The optimizer of round `k`."""
+    @property
+    def follows_client(self) -> bool:
+        """Whether the optimizer is a function of the round and the client."""
+        if isinstance(self.optimizer, optax.GradientTransformation):
+            return False
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        given = inspect.signature(self.optimizer).parameters.values()
+        return len([p for p in given if p.kind in kinds and p.default is p.empty]) == 2
+
+    def at_round(self, k: Array, client: Data) -> optax.GradientTransformation:
+        """The optimizer of round `k` for ONE client."""
         if isinstance(self.optimizer, optax.GradientTransformation):
             return self.optimizer
-        made = self.optimizer(k)
+        made = self.optimizer(k, client) if self.follows_client else self.optimizer(k)
         check_type("optimizer(round)", made, optax.GradientTransformation, "such as lambda k: optax.sgd(schedule(k))")
         return made
 
@@ -245,7 +269,7 @@ def solve(
         TypeError: if parameters are not float32.
     """
     check_float32(start)
-    optimizer = solver.at_round(k)
+    optimizer = solver.at_round(k, client)
     trained, frozen = partition(start.params, trainable)
     shift = partition(correction, trainable)[0] if correction is not None else None
     key_noise = jax.random.split(key, 3)[2]  # the other two are for_each_minibatch's

@@ -13,6 +13,7 @@ from fedamp_jax.engine import server
 from fedamp_jax.experiments import fedamp_paper
 from fedamp_jax.experiments.catalogue import EXPERIMENTS
 from fedamp_jax.runner.experiment import prepare
+from tests.registry import federation
 from tests.small_experiments import command, main_of, options_of, read
 
 KEY = jax.random.key(0)
@@ -101,7 +102,7 @@ def test_pixels_are_not_scaled():
 def test_l2(weight):
     """A step without a loss is -rate weight w. Failed with the decay after the optimizer."""
     solver = leads.LEADS[f"l2-{weight:.0e}".replace("e-0", "e-")].solver(Solver(optax.sgd(0.1)))
-    optimizer, w = solver.at_round(jnp.int32(0)), {"w": jnp.array([1.0, -2.0])}
+    optimizer, w = solver.at_round(jnp.int32(0), federation().client(0)), {"w": jnp.array([1.0, -2.0])}
     step = optimizer.update({"w": jnp.zeros(2)}, optimizer.init(w), w)[0]
     np.testing.assert_allclose(step["w"], -0.1 * weight * w["w"], rtol=1e-6)
 
