@@ -20,6 +20,7 @@ from fedamp_jax import Checkpoint, Participation, Placement
 from fedamp_jax.driver import history, progress
 from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.driver.rounds import compiled_round
+from fedamp_jax.driver.signals import StopOnSignal
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
 from tests.registry import CLASSES, federation, find, make
 
@@ -253,6 +254,14 @@ def test_clients_that_are_rejected_are_named_once(saves, tmp_path):
         assert np.isfinite(result.loss).all() and result.rejected.tolist() == [0, 0, rounds, 0, 0, 0, 0, 0]
     if saves:
         fedamp_jax.run(task, algorithm, clients, clients, rounds=5, **options)  # nothing is trained, nothing is said
+
+
+def test_signals_on_windows_with_python_3_11(monkeypatch):
+    """It has no `os.set_blocking`. Failed with an AttributeError at the start of every run."""
+    monkeypatch.delattr(os, "set_blocking")
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **options: -1)  # other systems insist on it
+    with StopOnSignal() as asked:
+        assert asked.signal == 0
 
 
 def test_a_warning_names_a_few():
