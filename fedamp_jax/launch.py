@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 
+from fedamp_jax.files import local_path
 from fedamp_jax.placement import split_cpu
 
 GRACE = 10.0
@@ -155,6 +156,10 @@ def main() -> None:
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    try:
+        options.script = str(local_path(options.script, "the script"))
+    except ValueError as error:
+        parser.error(str(error))
     if not Path(options.script).is_file():
         parser.error(f"{options.script}: there is no such script")
     if options.processes is not None:

@@ -15,7 +15,7 @@ from fedamp_jax._version import __version__
 from fedamp_jax.checks import check_type
 from fedamp_jax.driver.evaluation import own_logits
 from fedamp_jax.engine.task_checks import check_task
-from fedamp_jax.files import replace_file
+from fedamp_jax.files import local_path, replace_file
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Task, Variables
 
@@ -96,14 +96,17 @@ def save_models(
         task: the model.
         models: `[M, ...]`, such as `algorithm.personalize(key, state, train)` gives.
         names: the M clients' names, all different: strings or numbers.
-        class_names: the classes' names in order.
+        class_names: the classes' names in order: strings or numbers.
         classes: each client's number of classes, `[M]` such as `train.classes`, or one number for all; 0 where targets
             are no labels. Without it, predictions of what is loaded also have logits of classes that a client lacks.
-        about: what else to keep, JSON-like: the method, its settings, an accuracy.
+        about: what else to keep, JSON-like: the method, its settings, an accuracy. It is read as JSON has it: tuples as
+            lists, numbers that are keys as strings.
 
     Raises:
-        TypeError: if `models` are no `Variables`, or something is not JSON-like.
-        ValueError: if the models are not the task's, or there are not M different names or M numbers of classes.
+        TypeError: if `models` are no `Variables`, a name is neither a string nor a number, or something is not
+            JSON-like.
+        ValueError: if the models are not the task's, or there are not M different names or M numbers of classes; see
+            `files.local_path`, too.
 
     >>> import pathlib, tempfile, jax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
@@ -116,14 +119,16 @@ def save_models(
     >>> logits.shape, logits[0, 4:].max().item()  # Bern has four classes
     ((3, 10), -inf)
     """
+    path = local_path(path, "the models' path")
     check_type("models", models, Variables, "algorithm.personalize(key, state, data) gives them")
     arrays = jax.tree.map(np.asarray, models)
     _refuse_other(_kinds(arrays, 1), _kinds(check_task(task), 0), "models")
     rows = {a.shape[0] for a in jax.tree.leaves(arrays)}
     if len(rows) != 1:
         raise ValueError(f"models must hold one model for each client, leaves [M, ...], got M = {sorted(rows)}")
+    names, class_names = _names("names", names), _names("class_names", class_names)
     if names is not None and (len(names), len(set(names))) != (*rows, *rows):
-        raise ValueError(f"names must be {rows.pop()} different ones, one for each model, got {list(names)}")
+        raise ValueError(f"names must be {rows.pop()} different ones, one for each model, got {names}")
     if classes is not None:
         own = np.asarray(classes)
         if own.dtype.kind not in "iu" or own.shape not in ((), (*rows,)) or own.min(initial=0) < 0:
@@ -135,8 +140,8 @@ def save_models(
     header = {
         "format": FORMAT,
         "leaves": _kinds(arrays, 1),
-        "names": None if names is None else list(names),
-        "class_names": None if class_names is None else list(class_names),
+        "names": names,
+        "class_names": class_names,
         "classes": classes,
         "about": {"version": __version__, **(about or {})},
     }
@@ -158,10 +163,12 @@ def load_models(path: str | os.PathLike[str], task: Task) -> Saved:
 
     Raises:
         FileNotFoundError: if there is no file.
-        ValueError: if `save_models` did not write it, if it is damaged or of a later format, or if the models are of
-            another task; the message names the parameter that differs.
+        ValueError: if the path is none of this machine (see `files.local_path`), if `save_models` did not write it, if
+            it is damaged or of a later format, or if the models are of another task; the message names the parameter
+            that differs.
     """
-    with open(path, "rb") as file:
+    path = local_path(path, "the models' path")
+    with path.open("rb") as file:
         try:
             with np.load(file, allow_pickle=False) as found:
                 header = json.loads(bytes(found[_HEADER]))
@@ -178,6 +185,21 @@ def load_models(path: str | os.PathLike[str], task: Task) -> Saved:
     classes = header.get("classes")  # files of earlier versions do not have it
     classes = None if classes is None else np.asarray(classes, np.int32)
     return Saved(models, header["names"], header["class_names"], header["about"], task, classes)
+
+
+def _names(what: str, given: Sequence[Any] | None) -> list[Any] | None:
+    """Names as JSON gives them back.
+
+    Raises:
+        TypeError: JSON would give another one back, such as a list for a tuple, and it would never be found.
+    """
+    if given is None:
+        return None
+    names = [name.item() if isinstance(name, np.generic) else name for name in given]
+    for name in names:
+        if not isinstance(name, (str, int, float)) or name != name:  # NaN is no name: it is not equal to itself
+            raise TypeError(f"{what} must be strings or numbers, got {name!r}: give its text, such as {str(name)!r}")
+    return names
 
 
 def _kinds(tree: Any, first: int) -> dict[str, list[Any]]:

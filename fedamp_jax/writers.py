@@ -20,14 +20,13 @@ import importlib
 import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 
 from fedamp_jax.driver.history import Evaluation
-from fedamp_jax.files import replace_file
+from fedamp_jax.files import local_path, replace_file
 
 __all__ = ["Writer", "csv", "tensorboard", "wandb"]
 
@@ -61,7 +60,7 @@ class Writer:
         self.close()
 
 
-def csv(path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> Writer:
+def csv(path: str | os.PathLike[str], labels: Mapping[str, Any] | None = None) -> Writer:
     """Append a line to a CSV file for each evaluation: labels, round, metrics, loss, and what else was observed.
 
     An existing file is continued. Its rows with these labels, of the round that comes first and of later ones, are
@@ -70,15 +69,23 @@ def csv(path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -
 
     Args:
         path: of the file; its folder is made if needed.
-        labels: columns that are the same in every row, such as `{"method": "FedAMP"}`: runs with other labels may share
-            the file.
+        labels: columns that are the same in every row, such as `{"method": "FedAMP", "seed": 0}`: runs with other
+            labels may share the file.
 
     Raises:
-        ValueError: the file holds something else; in a run, an observer returned a new name after the first evaluation.
+        ValueError: the file holds something else, or the path is none of this machine (see `files.local_path`); in a
+            run, an observer returned a new name after the first evaluation, or the name of a label.
     """
     labels = dict(labels or {})
     table = Table(path, labels)
-    return Writer(lambda seen: table.add({**labels, "round": seen.round, **seen.numbers()}))
+
+    def write(seen: Evaluation) -> None:
+        numbers = {"round": seen.round, **seen.numbers()}
+        if taken := [name for name in labels if name in numbers]:
+            raise ValueError(f"the label {taken[0]!r} is the name of a number of the run: call it something else")
+        table.add({**labels, **numbers})
+
+    return Writer(write)
 
 
 def tensorboard(folder: str | os.PathLike[str]) -> Writer:
@@ -91,15 +98,16 @@ def tensorboard(folder: str | os.PathLike[str]) -> Writer:
         folder: made if needed; one for each run.
 
     Raises:
-        ValueError: tensorboardX is not installed.
+        ValueError: tensorboardX is not installed, or the folder is none of this machine (see `files.local_path`).
     """
     module, opened = package("tensorboard"), []
+    place = local_path(folder, "the folder for TensorBoard").absolute()
 
     def write(seen: Evaluation) -> None:
         if not opened:
             # Named by the second in which it starts; without the round, a restart in the same one would overwrite it.
             own = {"purge_step": seen.round, "filename_suffix": f".{seen.round}"}
-            opened.append(module.SummaryWriter(os.fspath(folder), flush_secs=1, **own))
+            opened.append(module.SummaryWriter(os.fspath(place), flush_secs=1, **own))
         for name, value in seen.numbers().items():
             opened[0].add_scalar(name, value, seen.round)
 
@@ -156,9 +164,11 @@ class Table:
         ValueError: the file holds something else.
     """
 
-    def __init__(self, path: str | os.PathLike[str], labels: Mapping[str, str]):
-        self._path, self._labels, self._columns = Path(path), labels, []
-        if (lines := self._lines()) and not {*labels, "round"} <= {*self._cells(lines[0])}:
+    def __init__(self, path: str | os.PathLike[str], labels: Mapping[str, Any]):
+        self._path, self._columns = local_path(path, "the path of the CSV file"), []
+        # As they are read back: text.
+        self._labels = {name: _cells(_line([_cell(value)]))[0][0] for name, value in labels.items()}
+        if (rows := self._rows()) and not {*labels, "round"} <= {*rows[0]}:
             names = ", ".join([*labels, "round"])
             raise ValueError(f"{path} is there and has no columns {names}: give the path of a new file")
 
@@ -176,32 +186,34 @@ class Table:
                 "of a new file"
             )
         with self._path.open("a", newline="", encoding="utf-8") as file:
-            file.write(self._line([_cell(row.get(name)) for name in self._columns]))
+            file.write(_line([_cell(row.get(name)) for name in self._columns]))
 
     def _begin(self, row: Mapping[str, Any]) -> None:
         """Write the header, and below it what an earlier run left of other labels and of earlier rounds."""
-        lines = self._lines()
-        header = self._cells(lines[0]) if lines else []
-        rows = [(line, dict(zip(header, self._cells(line)))) for line in lines[1:]]
-        kept = [line for line, old in rows if self._other(old) or int(old["round"]) < row["round"]]
+        header, *rows = self._rows() or [[]]
+        named = [dict(zip(header, cells, strict=True)) for cells in rows]
+        kept = [old.values() for old in named if self._other(old) or int(old["round"]) < row["round"]]
         self._columns = header if kept else [*row]
-        replace_file(self._path, "".join([self._line(self._columns), *kept]).encode())
+        replace_file(self._path, "".join(map(_line, [self._columns, *kept])).encode())
 
     def _other(self, row: Mapping[str, str]) -> bool:
         return any(row[name] != value for name, value in self._labels.items())
 
-    def _lines(self) -> list[str]:
-        """The file's lines, but for one that a killed process has not finished."""
-        lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
-        return [line.decode("utf-8", "replace") for line in lines if line.endswith(b"\n")]
+    def _rows(self) -> list[list[str]]:
+        """The cells of the file, its header first, but for a row that a killed process has not finished."""
+        text = self._path.read_bytes().decode("utf-8", "replace") if self._path.exists() else ""
+        rows = _cells(text[: text.rfind("\n") + 1])
+        return [row for row in rows if len(row) == len(rows[0])]  # an unfinished cell may hold an end of line
 
-    def _cells(self, line: str) -> list[str]:
-        return next(_csv.reader([line]))
 
-    def _line(self, cells: Sequence[Any]) -> str:
-        text = io.StringIO()
-        _csv.writer(text, lineterminator="\n").writerow(cells)
-        return text.getvalue()
+def _cells(text: str) -> list[list[str]]:
+    return list(_csv.reader(io.StringIO(text, newline="")))
+
+
+def _line(cells: Iterable[Any]) -> str:
+    text = io.StringIO()
+    _csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> Any:

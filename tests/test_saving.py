@@ -59,6 +59,23 @@ def test_a_loaded_model_predicts_with_its_clients_classes(tmp_path):
         np.testing.assert_array_equal(saved.predict(2, x), TASK.predict(saved.of(2), x))
 
 
+@pytest.mark.parametrize("bad", [("a", 1), None, float("nan"), b"a", ["a"], {"a": 1}], ids=str)
+@pytest.mark.parametrize("which", ["names", "class_names"])
+def test_names_that_would_not_be_found_are_refused(which, bad, tmp_path):
+    """What JSON does not give back as it was. Failed with tuples, read as lists, and NaN, which equals nothing."""
+    with pytest.raises(TypeError, match=f"{which} must be strings or numbers, got "):
+        fedamp_jax.save_models(tmp_path / "models", TASK, MODELS, **{which: ["b", bad, "c"]})
+    assert not os.listdir(tmp_path)
+
+
+def test_names_are_numbers_of_numpy(tmp_path):
+    """As `Data.id` has them. Failed with "Object of type int32 is not JSON serializable"."""
+    fedamp_jax.save_models(tmp_path / "models", TASK, MODELS, names=np.array([7, 8, 9], np.int32))
+    saved = fedamp_jax.load_models(tmp_path / "models", TASK)
+    chex.assert_trees_all_equal(saved.of(8), jax.tree.map(lambda a: a[1], MODELS))
+    chex.assert_trees_all_equal(saved.of(np.int32(8)), saved.of(8))
+
+
 @pytest.mark.slow
 def test_another_process_predicts(tmp_path):
     """Three lines for one client. Failed when the file held a pickle of what the process had defined."""

@@ -94,6 +94,45 @@ def test_a_run_that_goes_on(tmp_path):
     assert path.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "label",
+    [0, 1.0, 0.1, np.int64(3), np.float32(0.1), True, None, np.nan, "", "a\nb", "a\r\nb", 'a,"b"', " a "],
+    ids=ascii,
+)
+def test_a_label_is_what_is_read_of_it(label, tmp_path):
+    """A run that starts over replaces its curve, whatever its label. Failed with every row twice for labels that are
+    numbers or None, and with errors of the second run for those of several lines.
+    """
+    path = tmp_path / "history.csv"
+    with writers.csv(path, {"label": "other", "b": 1}) as other:
+        start(rounds=1, observe=other)
+    for _ in range(2):
+        with writers.csv(path, {"label": label, "b": 1}) as curve:
+            start(rounds=2, observe=curve)
+    found = rows(path)
+    assert [row["round"] for row in found] == ["1", "1", "2"] and found[0]["label"] == "other"
+    assert found[1]["label"] == found[2]["label"] != "other"
+
+
+@pytest.mark.parametrize("name", ["round", "loss", "accuracy"])
+def test_a_label_is_no_number_of_the_run(name, tmp_path):
+    """Failed with the run's numbers in place of the label, and then every row twice."""
+    with pytest.raises(ValueError, match=f"the label '{name}' is the name of a number of the run"):
+        start(rounds=1, observe=writers.csv(tmp_path / "history.csv", {name: "a"}))
+
+
+def test_a_cell_that_was_not_finished(tmp_path):
+    """A process that is killed inside a cell of several lines. Failed with rows without their cells."""
+    path = tmp_path / "history.csv"
+    with writers.csv(path, {"label": "a\nb"}) as curve:
+        start(rounds=2, observe=curve)
+    whole = path.read_text()
+    path.write_text(whole + '"a\nb')
+    with writers.csv(path, {"label": "c"}) as curve:
+        start(rounds=1, observe=curve)
+    assert path.read_text().startswith(whole) and [row["label"] for row in rows(path)] == ["a\nb", "a\nb", "c"]
+
+
 @pytest.mark.slow
 def test_runs_that_share_a_file(tmp_path):
     """By their labels; a run that begins anew replaces its own rows alone. Failed with the rows of all removed."""

@@ -4,12 +4,16 @@ A checkpoint is a folder named by its round. It is written beside its place and 
 is killed while saving leaves at most a temporary folder, which the next one removes.
 """
 
+import atexit
 import contextlib
 import copy
 import dataclasses
+import errno
+import functools
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -22,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedamp_jax.checks import check_integer
+from fedamp_jax.files import local_path
 from fedamp_jax.layout import positions, without_examples
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Data
@@ -32,6 +37,12 @@ _HISTORY = ("rounds", "loss", "observed", "snapshot_rounds", "seconds", "first_s
 _ARRAYS = ("rejected", "xi", "snapshot_xi", "snapshot_distances")
 _UNFINISHED = ".orbax-checkpoint-tmp"
 """How orbax ends the name of a folder that it has not finished."""
+_REMEDIES = {
+    "make room": (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    "make the folder writable": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "give a shorter path": (errno.ENAMETOOLONG,),
+}
+_OTHER = "put that right"
 _METADATA = 2**17
 """Bytes reserved for the parts of a checkpoint that are not arrays."""
 
@@ -40,7 +51,8 @@ class Checkpoint(NamedTuple):
     """Where and how often `run` saves its state and history.
 
     Attributes:
-        directory: a folder, made if it does not exist. `run` continues from the newest checkpoint that it finds there.
+        directory: a folder of this machine, made if it does not exist; `~` is expanded. `run` continues from the newest
+            checkpoint that it finds there.
         every: rounds between checkpoints.
         fingerprint: settings of the algorithm that a checkpoint must have been made with, JSON-like: another's is
             refused. Give it wherever settings may change: a function does not reveal its sigma or learning rate.
@@ -62,7 +74,8 @@ class Checkpoints:
 
     Raises:
         TypeError: if `fingerprint` holds what JSON cannot represent.
-        ValueError: if `directory` is a file.
+        ValueError: if `directory` is a file, or none of this machine's (see `files.local_path`).
+        OSError: if it cannot be made.
     """
 
     def __init__(self, directory: str | Path, fingerprint: dict[str, Any] | None, rows: int, keep: int = 3):
@@ -75,11 +88,20 @@ class Checkpoints:
         except (TypeError, ValueError) as error:
             raise TypeError(f"fingerprint must hold what JSON can hold: {error}") from None
         self._ocp, self._rows = ocp, rows
-        self._directory = Path(directory).absolute()
+        self._directory = local_path(directory, "the checkpoint directory").absolute()
+        with self._writable():
+            if not self._directory.is_file():
+                self._directory.mkdir(parents=True, exist_ok=True)
         if self._directory.is_file():
             raise ValueError(f"the checkpoint directory {str(directory)!r} is a file: give a folder")
         _remove_unfinished(self._directory)
-        self._manager = ocp.CheckpointManager(self._directory, options=ocp.CheckpointManagerOptions(max_to_keep=keep))
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
+        self._manager = ocp.CheckpointManager(_for_orbax(self._directory), options=options)
+
+    def check_writable(self) -> None:
+        """Raise OSError, as `save`, unless something can be written to the folder: asked before rounds are trained."""
+        with self._writable():
+            _check_room(self._directory, 0)
 
     def save(self, done: int, result: Any) -> None:
         """Write the `Run` after `done` rounds. Returns when all is copied; the disk is written meanwhile.
@@ -173,8 +195,8 @@ class Checkpoints:
             yield
         except Exception as error:
             raise OSError(
-                f"a checkpoint cannot be written to {self._directory} ({_brief(error)}). The last ones are whole: make "
-                "room and go on from there."
+                f"a checkpoint cannot be written to {self._directory} ({_brief(error)}). The last ones are whole: "
+                f"{_remedy(error)} and go on from there."
             ) from error
 
     def _refuse_other(self, found: dict[str, Any], history: dict[str, Any], result: Any) -> list[list[int]]:
@@ -249,6 +271,41 @@ def describe(data: Data, m: int) -> str:
     return f"{m} clients, {total} examples, digest {digest.hexdigest()}"
 
 
+def _for_orbax(directory: Path) -> Path:
+    """The folder by a name that orbax and TensorStore take as it is: they read brackets as a pattern, and no backslash.
+
+    Raises:
+        ValueError: it has no such name.
+    """
+    if _is_plain(directory):
+        return directory
+    link = None
+    with contextlib.suppress(OSError):  # Windows asks for a privilege
+        link = _link_to(directory)
+    # Processes that compute together have to call the folder by one name.
+    if link is None or not _is_plain(link) or jax.process_count() > 1:
+        raise ValueError(
+            f"checkpoints cannot be written to {str(directory)!r} here: give a folder whose path has none of * ? [ ] "
+            "\\ and is valid Unicode"
+        )
+    return link
+
+
+def _is_plain(path: Path) -> bool:
+    text = path.as_posix()
+    return not set(text) & set("*?[]\\") and text.isprintable()
+
+
+@functools.cache
+def _link_to(directory: Path) -> Path:
+    """A symbolic link to a folder, among the temporary files. It stays as long as orbax's threads may write."""
+    holder = tempfile.mkdtemp(prefix="fedamp_jax-")
+    atexit.register(shutil.rmtree, holder, ignore_errors=True)
+    link = Path(holder, "checkpoints")
+    link.symlink_to(directory, target_is_directory=True)
+    return link
+
+
 def _remove_unfinished(directory: Path) -> None:
     """Remove what was not saved to its end, by a process that was killed or on a disk that was full.
 
@@ -268,12 +325,18 @@ def _check_room(directory: Path, size: int) -> None:
     tempfile.TemporaryDirectory(suffix=_UNFINISHED, dir=directory).cleanup()
     disk, needed = shutil.disk_usage(directory), size + _METADATA
     if disk.total and disk.free < needed:  # some network file systems report zeros
-        raise OSError(f"it takes {needed:,} bytes, and {disk.free:,} are free")
+        raise OSError(f"{os.strerror(errno.ENOSPC)}: it takes {needed:,} bytes, and {disk.free:,} are free")
 
 
 def _not_raised_again(record: logging.LogRecord) -> bool:
     """False for the tracebacks that orbax's threads log of an error which `save` or `close` then raises."""
     return not (record.exc_info and "orbax" in Path(record.pathname).parts)
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a write that failed; TensorStore's errors say the system's words, and have no number."""
+    said = str(error)
+    return next((way for way, numbers in _REMEDIES.items() if any(os.strerror(n) in said for n in numbers)), _OTHER)
 
 
 def _brief(error: Exception) -> str:

@@ -180,6 +180,32 @@ def warn_if_lost(info: Info) -> None:
         )
 
 
+_NAMED = 5
+"""Clients that a warning names; of others it says how many they are."""
+
+
+def warn_rejected(rejected: np.ndarray, rounds: int, ids: np.ndarray) -> None:
+    """Warn of clients whose training was discarded: means over all clients look as if it had not been.
+
+    Args:
+        rejected: `[M]`, in how many of the rounds.
+        rounds: that were trained.
+        ids: `[M]`, what the clients are called.
+    """
+    rows = np.argsort(-rejected, kind="stable")[: np.count_nonzero(rejected)]
+    if not len(rows):
+        return
+    named = ", ".join(f"client {ids[i]} in {rejected[i]}" for i in rows[:_NAMED])
+    more = f", and {len(rows) - _NAMED} more clients" if len(rows) > _NAMED else ""
+    warnings.warn(
+        f"updates that were not finite were discarded, in {rounds} round{'s' * (rounds != 1)}: of {named}{more} "
+        "(`Run.rejected` has all of them). They kept the models that they had: look for features or targets of extreme "
+        "size in their examples, or lower the learning rate",
+        RuntimeWarning,
+        stacklevel=3,  # the caller of `run`
+    )
+
+
 def warn_finished(directory: Any, done: int) -> None:
     """Warn that the returned result was trained before, perhaps with settings that no fingerprint records."""
     warnings.warn(

@@ -101,11 +101,13 @@ def run(
     names = [metric.name for metric in task.metrics]
     patience.check_until(until, names)
     train, test = _placed(train, test, placement)
+    here = getattr(train.id, "is_fully_addressable", True)  # else the clients are called by their rows
     m, place = train.clients, train.placement
     participation.present(m)
     check_task_fits(task, train)
     check_loss_fits(task, train)
 
+    ids = np.asarray(train.id)[:m] if here else np.arange(m)
     key = jax.random.key(seed)
     state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, train, key)
     if given and given >= rounds:
@@ -132,6 +134,9 @@ def run(
         if checkpoint is not None and done >= rounds and not checkpoint.fingerprint:
             history.warn_finished(checkpoint.directory, done)
         over = done >= rounds or patience.ended(until, result, done)
+        if saved and not over:
+            saved.check_writable()
+        before, trained_before = result.rejected.copy(), done
         shown = stack.enter_context(progress_shown.Shown(label, rounds, done, bool(progress) and first and not over))
         for k in range(done, done if over else rounds):
             began = time.perf_counter()
@@ -144,6 +149,8 @@ def run(
             over = k + 1 == rounds or patience.ended(until, result, k + 1)
             if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or over):
                 saved.save(k + 1, result)
+            if asked.signal or over:
+                history.warn_rejected(result.rejected - before, k + 1 - trained_before, ids)
             if asked.signal:
                 raise Stopped(asked.signal, k + 1, rounds, result, saved is not None)
             if over:

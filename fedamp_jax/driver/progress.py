@@ -36,7 +36,8 @@ class Shown:
     def __init__(self, label: str, rounds: int, done: int, shown: bool):
         self._label, self._rounds, self._first, self._began = label, rounds, done, time.monotonic()
         self._printed, self._unprinted = self._began, ""
-        what, note = TextColumn("{task.description:<17}"), TextColumn("{task.fields[note]}")
+        # A label may hold brackets, which rich would take for markup.
+        what, note = (TextColumn(text, markup=False) for text in ("{task.description:<17}", "{task.fields[note]}"))
         said = (what, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn(), TimeRemainingColumn())
         self._bar = Progress(*said, disable=not shown)
         self._lines = shown and not self._bar.console.is_terminal

@@ -57,7 +57,8 @@ class StopOnSignal:
             return self
         taken = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
         read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
+        if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on, and does not ask for it
+            os.set_blocking(self._write, False)
         self._fd_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._before = {s: signal.signal(s, self._handle) or signal.SIG_DFL for s in taken}
         self._thread = threading.Thread(target=self._watch, args=(read,), daemon=True)

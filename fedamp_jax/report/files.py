@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import jax
 
 from fedamp_jax import analysis
-from fedamp_jax.files import replace_file
+from fedamp_jax.files import local_path, replace_file
 from fedamp_jax.report.schema import (
     KINDS,
     Head,
@@ -87,7 +87,7 @@ def load(file: Path, kinds: Kinds = KINDS) -> Results:
 def read(paths: Sequence[str | Path], kinds: Kinds = KINDS) -> list[Record]:
     """The records in files, or in the `results.json` of folders. Arguments and errors as of `load`."""
     records = []
-    for path in map(Path, paths):
+    for path in (local_path(path, "the result file") for path in paths):
         file = path / "results.json" if path.is_dir() else path
         records.append(Record(file.parent.name if file.name == "results.json" else file.stem, load(file, kinds)))
     return records

@@ -16,6 +16,8 @@ from fedamp_jax.report.schema import MethodResults, RunResults, plain, title
 
 _REFERENCES = (("FedAMP", "HeurFedAMP"), ("PFLEGO",), ("base",))  # methods that the others are compared with
 
+_NAMED = 5  # rejected clients that the table names, by method
+
 
 class Cells(NamedTuple):
     """A table. Attributes: head: names of the columns. rows: their cells. best: index of the best row."""
@@ -116,10 +118,33 @@ def headline(results: RunResults) -> str:
     return text + stays if found and chance is not None else text
 
 
+def rejections(results: RunResults, most: int | None = None) -> list[str]:
+    """A sentence for each method with clients whose updates were rejected: which, and in how many rounds.
+
+    Args:
+        results: as JSON holds them.
+        most: clients that a sentence names; None: all.
+
+    >>> rejections({"clients": 9, "ids": range(10, 19), "methods": {"FedAMP": {"rejected": {"0": 5, "3": 1}}}}, most=1)
+    ['Rejected in FedAMP: client 10 (5 rounds), and 1 more.']
+    """
+    ids = {str(row): client for row, client in enumerate(results.get("ids") or range(results["clients"]))}
+    said = []
+    for name, method in results["methods"].items():
+        counts = sorted((method.get("rejected") or {}).items(), key=lambda item: (len(str(item[0])), str(item[0])))
+        named = [f"client {ids.get(str(i), i)} ({n} round{'s' * (n != 1)})" for i, n in counts[:most]]
+        named += [f"and {len(counts) - len(named)} more"] * (len(counts) > len(named))
+        said += [f"Rejected in {name}: {', '.join(named)}."] * bool(counts)
+    return said
+
+
 def table(results: RunResults) -> Table:
     """The table of results for the terminal; print it with `rich.print(table(results))`."""
-    head, rows, first = cells(cast(RunResults, plain(results, "results")))
-    shown = Table(title=Text(title(results)), box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    results = cast(RunResults, plain(results, "results"))
+    head, rows, first = cells(results)
+    lost = "\n".join(rejections(results, most=_NAMED))
+    shown = Table(title=Text(title(results)), box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
+                  caption=Text(lost) if lost else None, caption_justify="left")  # fmt: skip
     for place, column in enumerate(head):
         # Heads of two lines: in a narrow terminal rich would otherwise cut off numbers.
         words = "\n".join(column.rsplit(" ", 1))

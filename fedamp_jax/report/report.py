@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedamp_jax.files import local_path
 from fedamp_jax.report import figures, run_page
 from fedamp_jax.report.files import write_text
 from fedamp_jax.report.schema import RunResults
@@ -27,8 +28,11 @@ def write(results: RunResults, out_dir: str | os.PathLike[str]) -> Path:
     Args:
         results: of the run.
         out_dir: the folder, made if needed.
+
+    Raises:
+        ValueError: it is none of this machine; see `fedamp_jax.files.local_path`.
     """
-    out, drawn = Path(out_dir), figures_of(results)
+    out, drawn = local_path(out_dir, "the folder of the report"), figures_of(results)
     for name, figure in drawn.items():
         figures.save_all(figure, out / name)
     return write_text(out / "report.html", run_page.html(results, list(drawn)))

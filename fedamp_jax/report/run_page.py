@@ -92,14 +92,8 @@ def _methods(page: Page, results: RunResults) -> None:
     page.text(_METHODS, "note")
     if results.get("wilcoxon") and len(methods) > 1:
         page.text(_TESTS + limit * (least >= 1e-4), "note")
-    ids = {str(row): client for row, client in enumerate(_ids(results))}
-    for name, method in methods.items():
-        counts = sorted((method.get("rejected") or {}).items(), key=lambda item: (len(str(item[0])), str(item[0])))
-        clients = ", ".join(
-            f"client {ids.get(str(client), client)} ({count} round{'s' * (count != 1)})" for client, count in counts
-        )
-        if counts:
-            page.text(f"Rejected in {name}: {clients}.")
+    for sentence in method_table.rejections(results):
+        page.text(sentence)
 
 
 def _curves(page: Page, results: RunResults) -> None:

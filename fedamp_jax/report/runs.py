@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedamp_jax import Run, analysis
+from fedamp_jax.files import local_path
 from fedamp_jax.report import attention_history, files, provenance, report
 from fedamp_jax.report.combine import p_values
 from fedamp_jax.report.schema import MethodResults, RunResults
@@ -32,8 +33,9 @@ class Report:
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
         """Write `report.html`, the figures, `results.json` and `history.csv`; returns the path of the page."""
-        files.write_json(self.results, Path(folder) / "results.json")
-        files.write_history(self.results, Path(folder) / "history.csv")
+        folder = local_path(folder, "the folder of the report")
+        files.write_json(self.results, folder / "results.json")
+        files.write_history(self.results, folder / "history.csv")
         return report.write(self.results, folder)
 
 

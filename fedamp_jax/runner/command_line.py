@@ -16,15 +16,16 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import jax
 import tyro
 from rich.console import Console
-from rich.markup import escape
 
 from fedamp_jax.driver.signals import Stopped
+from fedamp_jax.files import local_path
 from fedamp_jax.report import files
 from fedamp_jax.report.provenance import versions, words
 from fedamp_jax.report.schema import KINDS, Kinds, Results
 from fedamp_jax.runner import help_text, provenance
 from fedamp_jax.runner.experiment import Experiment
 from fedamp_jax.runner.grid import Variant
+from fedamp_jax.runner.messages import say
 from fedamp_jax.runner.options import choices
 
 _FROM = "Take the options of a results.json or .toml file; others override them."
@@ -69,8 +70,7 @@ def readable_errors(*, resumable: bool = False) -> Iterator[None]:
         if not everywhere or jax.process_index() == 0:
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
             way_out = ": make room, and run the same command with --resume" if full else ""
-            text = f"[red]error:[/red] {escape(str(error))}{way_out}"
-            Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+            say(f"{error}{way_out}", Console(stderr=True), heading="[red]error:[/red] ")
         sys.exit(2)
 
 
@@ -210,8 +210,9 @@ def settings_in(path: str, experiment: str, hints: Mapping[str, Any], kinds: Kin
     Raises:
         ValueError: the run is of another experiment or of a version with other settings, or the file cannot be read.
     """
-    if Path(path).suffix.lower() == ".toml":
-        with Path(path).open("rb") as file:
+    file_path = local_path(path, "--from")
+    if file_path.suffix.lower() == ".toml":
+        with file_path.open("rb") as file:
             try:
                 written = tomllib.load(file)
             except tomllib.TOMLDecodeError as error:
@@ -222,7 +223,7 @@ def settings_in(path: str, experiment: str, hints: Mapping[str, Any], kinds: Kin
             pairs |= {key: value for key, value in changes.items() if not isinstance(value, dict)}
             written["set"] = [f"{key}={value}" for key, value in pairs.items()]
         return settings_from({name.replace("-", "_"): value for name, value in written.items()}, hints, path)
-    earlier = files.load(Path(path), kinds)
+    earlier = files.load(file_path, kinds)
     if earlier["experiment"] != experiment:
         other = earlier["experiment"]
         raise ValueError(f"--from {path} is of {other}: run fedamp {other} --from {path}")
@@ -288,11 +289,11 @@ def folder_of(command: Command, experiment: str) -> Path:
     """Where the results go.
 
     Raises:
-        ValueError: --out is blank.
+        ValueError: --out is blank, or no folder of this machine (see `files.local_path`).
     """
     options = command.variants[0].options
     if options.output.out is None:
         return provenance.default_folder(experiment, options.data.dataset, command.changed)
     if not options.output.out.strip():
         raise ValueError("--out needs the name of a folder; leave it out for one named after the settings")
-    return Path(options.output.out)
+    return local_path(options.output.out, "--out")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import tyro
 
+from fedamp_jax.files import local_path
 from fedamp_jax.report import compare_page, files
 from fedamp_jax.report.files import read
 from fedamp_jax.report.schema import judge
@@ -29,7 +30,7 @@ class Options:
 
 def execute(options: Options) -> Path:
     """Write the page; returns its path."""
-    path = Path(options.out)
+    path = local_path(options.out, "--out")
     if path.is_dir() or path.suffix != ".html":
         raise ValueError(f"--out {path} must be the name of an HTML file, such as compare.html")
     if file := next((parent for parent in path.parents if parent.is_file()), None):
@@ -41,7 +42,7 @@ def execute(options: Options) -> Path:
     title += judges.pop() if len(judges) == 1 else ""
     command = shlex.join(["python", "experiments/compare.py", *options.runs, "--out", options.out])
     files.replace(path, compare_page.html(title, runs, command).encode("utf-8", "backslashreplace"))
-    messages.console.print(str(path), highlight=False, soft_wrap=True)
+    messages.say(str(path))
     return path
 
 

@@ -5,9 +5,21 @@ from rich.console import Console
 console = Console()
 
 
-def say(text: str) -> None:
-    """Print a sentence, or several, as it is: without colours, and wrapped by the terminal alone."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+def say(text: str, where: Console | None = None, *, heading: str = "") -> None:
+    """Print a sentence, or several, as it is: without colours, and wrapped by the terminal alone.
+
+    Paths may hold anything: rich would take brackets for markup and `:key:` for a picture, and a character that the
+    terminal's encoding lacks ends the process.
+
+    Args:
+        text: what to say.
+        where: the console; None: the standard output's.
+        heading: in front of it, in rich's markup.
+    """
+    where = where or console
+    text = text.encode(where.encoding, "backslashreplace").decode(where.encoding)
+    where.print(heading, end="")
+    where.print(text, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def readable(seconds: float) -> str:

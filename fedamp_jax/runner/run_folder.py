@@ -114,7 +114,7 @@ def lock(folder: Path) -> None:
     """
     if fcntl is None:
         return
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     if name in _locked:
         return
     # A number in place of a file object, which Python would close: it is held until the process ends.

@@ -255,6 +255,41 @@ def test_a_full_disk_does_not_keep_the_process(full, said, tmp_path, monkeypatch
     assert outcome(train(folder, rounds=4)) == outcome(train(None, rounds=4))
 
 
+@pytest.mark.parametrize(("number", "way"), [
+    (errno.ENOSPC, "make room and go on"),
+    (errno.EACCES, "make the folder writable and go on"),
+    (errno.EROFS, "make the folder writable and go on"),
+    (errno.EIO, "put that right and go on"),
+])  # fmt: skip
+def test_what_to_do_about_a_folder_that_cannot_be_written(number, way, tmp_path, monkeypatch):
+    """Said before the first round. Failed with "make room" for every error, after the rounds of one checkpoint."""
+    mkdir, rounds = os.mkdir, []
+
+    def refuse(path, *mode, **where):
+        if str(tmp_path) in str(path) and "orbax" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        mkdir(path, *mode, **where)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(fedamp_jax.driver.loop, "round", lambda *given: rounds.append(given))
+    with pytest.raises(OSError, match=f"{os.strerror(number)}.*{way}"):
+        train(tmp_path / "a", rounds=2)
+    assert not rounds
+
+
+def test_a_name_that_is_too_long(tmp_path):
+    """Failed with the bare error of the operating system."""
+    with pytest.raises(OSError, match=r"a checkpoint cannot be written to .*: give a shorter path"):
+        train(tmp_path / ("n" * 256), rounds=1)
+
+
+def test_odd_names_in_several_processes(tmp_path, monkeypatch):
+    """Their folders would have different names. Failed without a word, until the run was to go on."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"give a folder whose path has none of \* \? \[ \]"):
+        checkpoint.Checkpoints(tmp_path / "[a]", None, 2)
+
+
 def test_a_folder_that_is_still_written_to(tmp_path, monkeypatch):
     """What an unfinished save left is removed, even if a file is added meanwhile. Failed with "Directory not empty"."""
     unfinished = tmp_path / "3.orbax-checkpoint-tmp"

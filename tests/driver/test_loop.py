@@ -5,6 +5,7 @@ import gc
 import itertools
 import logging
 import os
+import re
 import signal
 import threading
 
@@ -16,11 +17,12 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Checkpoint, Participation, Placement
-from fedamp_jax.driver import progress
+from fedamp_jax.driver import history, progress
 from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.driver.rounds import compiled_round
+from fedamp_jax.driver.signals import StopOnSignal
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import federation, find, make
+from tests.registry import CLASSES, federation, find, make
 
 HALF = Participation(0.5)
 
@@ -222,9 +224,55 @@ def test_a_finished_checkpoint_is_not_taken_for_a_new_run(tmp_path):
 def test_training_that_diverges_everywhere_is_reported():
     """Failed when a run in which every update was discarded gave no warning."""
     task, algorithm = make(find("separate"), optimizer=optax.scale(float("nan")))
-    with pytest.warns(RuntimeWarning, match="every client of a round.*lower the learning rate") as warned:
+    with pytest.warns(RuntimeWarning) as warned:
         fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)
-    assert [w.filename for w in warned] == [__file__]  # not a line of the package
+    assert [w.filename for w in warned] == [__file__] * 2  # not a line of the package
+    assert re.search("every client of a round.*lower the learning rate", str(warned[0].message))
+    assert "of client 0 in 1, client 1 in 1" in str(warned[1].message)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_clients_that_are_rejected_are_named_once(saves, tmp_path):
+    """By their ids, with the rounds of this call of `run`, those most often first; nobody else's run is warned of.
+
+    Failed without a word on a client that every round had rejected, with a warning in each round, with rows in place of
+    ids, and when a run that goes on counted the rounds of the one before.
+    """
+    clients = federation()
+    task = fedamp_jax.models.mlp(CLASSES, hidden=(4,), shape=clients.x.shape[1:])
+    algorithm = fedamp_jax.separate(task, fedamp_jax.Solver(optax.sgd(0.1), epochs=1, batch_size=4))
+    x, own = np.array(clients.x), slice(int(clients.start[2]), int(clients.start[3]))
+    x[own] *= np.float32(1e25)
+    clients = clients._replace(x=x, id=clients.id + 100)
+    options = {"progress": False, "checkpoint": Checkpoint(tmp_path, 1, {"a": 1}) if saves else None}
+    for rounds in (3, 5) if saves else (3,):
+        with pytest.warns(RuntimeWarning, match="discarded") as warned:
+            result = fedamp_jax.run(task, algorithm, clients, clients, rounds=rounds, **options)
+        trained = rounds if rounds == 3 else 2
+        assert [w.filename for w in warned] == [__file__]
+        assert f"in {trained} rounds: of client 102 in {trained} (`Run.rejected`" in str(warned[0].message)
+        assert np.isfinite(result.loss).all() and result.rejected.tolist() == [0, 0, rounds, 0, 0, 0, 0, 0]
+    if saves:
+        fedamp_jax.run(task, algorithm, clients, clients, rounds=5, **options)  # nothing is trained, nothing is said
+
+
+def test_signals_on_windows_with_python_3_11(monkeypatch):
+    """It has no `os.set_blocking`. Failed with an AttributeError at the start of every run."""
+    monkeypatch.delattr(os, "set_blocking")
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda fd, **options: -1)  # other systems insist on it
+    with StopOnSignal() as asked:
+        assert asked.signal == 0
+
+
+def test_a_warning_names_a_few():
+    """Fails if all clients are named, or those that were rejected least."""
+    with pytest.warns(RuntimeWarning) as warned:
+        history.warn_rejected(np.arange(10), 9, np.arange(10, 20))
+    said = str(warned[0].message)
+    assert (
+        "of client 19 in 9, client 18 in 8, client 17 in 7, client 16 in 6, client 15 in 5, and 4 more clients ("
+        in said
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,6 +2,7 @@
 are about what a reader sees, not about pixels."""
 
 import csv
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -148,6 +149,23 @@ def test_headline(results):
 def test_rejected_clients_are_named(results):
     """Fails if only their number is given, or if they are sorted as text (17 before 4)."""
     assert "Rejected in FedAMP: client 4 (3 rounds), client 17 (1 round)." in run_page.html(results)
+
+
+def test_rejected_clients_are_named_in_the_terminal(results):
+    """A line for each method, by the clients' ids, with the first five and how many there are besides.
+
+    Fails if the table has only their number, if they are called by their rows, or if a hundred are named.
+    """
+    results["ids"] = list(range(100, 100 + results["clients"]))
+    rejected = {str(i): 2 for i in range(7)}
+    results["methods"]["Separate"]["rejected"] = rejected
+    shown = io.StringIO()
+    rich.console.Console(file=shown, width=200).print(method_table.table(results))
+    said = " ".join(shown.getvalue().split())  # lines end where the table does
+    assert "Rejected in FedAMP: client 104 (3 rounds), client 17 (1 round)." in said
+    named = ", ".join(f"client {i} (2 rounds)" for i in range(100, 105))
+    assert f"Rejected in Separate: {named}, and 2 more." in said
+    assert "client 105 (2 rounds), client 6 (2 rounds)." in run_page.html(results)  # the page has all of them
 
 
 def test_everything_is_escaped(results, tmp_path):

@@ -29,7 +29,8 @@ def test_the_run_and_its_report_name_the_client():
     bad = train._replace(x=train.x.at[rows(train, 2)].set(jnp.nan))
     own = options()
     algorithm = fedamp_jax.fedavg(tiny_task(), own.training.solver())
-    result = fedamp_jax.run(tiny_task(), algorithm, bad, test, rounds=3, progress=False)
+    with pytest.warns(RuntimeWarning, match="of client 2 in 3 "):
+        result = fedamp_jax.run(tiny_task(), algorithm, bad, test, rounds=3, progress=False)
     assert result.rejected.tolist() == [0, 0, 3, 0]
     rejected = {str(i): int(n) for i, n in enumerate(result.rejected) if n}
     entry = method_entry(100.0 * result.accuracy[-1], rejected=rejected, loss=result.loss, rounds=3)
