@@ -349,6 +349,12 @@ MUTATIONS = [
     # Data.
     Mutation("balanced-nothing", "fedamp_jax/data/federations.py", "order = np.argsort(rank * (np.sqrt(5) - 1) / 2 % 1)", "order = np.argsort(rank)", "tests/data/test_select_and_stack.py"),
     Mutation("labels-unchecked", "fedamp_jax/data/stack.py", "for i in np.flatnonzero(highest >= classes.astype(np.uint64)).tolist():", "for i in ():", "tests/data/test_select_and_stack.py"),
+    Mutation("mask-dropped", "fedamp_jax/data/tables.py", "    _check_mask(value, what)\n", "", "tests/data/test_tables.py"),
+    Mutation("columns-as-objects", "fedamp_jax/data/tables.py", "return np.stack(arrays, axis=1)", "return np.asarray([list(row) for row in zip(*columns)], object)", "tests/data/test_tables.py"),
+    Mutation("names-by-tolist", "fedamp_jax/data/tables.py", 'for name in ("tolist", "to_list", "to_pylist"):', 'for name in ("tolist",):', "tests/data/test_tables.py"),
+    Mutation("sparse-as-object", "fedamp_jax/data/tables.py", 'and hasattr(value, "nnz"):', "and False:", "tests/data/test_tables.py -k sparse"),
+    Mutation("clients-by-name", "fedamp_jax/data/tables.py", 'if isinstance(values, Mapping):', "if False:", "tests/data/test_tables.py"),
+    Mutation("text-of-objects", "fedamp_jax/data/tables.py", 'if array.dtype == object else None', "if False else None", "tests/data/test_tables.py"),
     # Partitions, the command line and what it says.
     Mutation("balanced-priors", "fedamp_jax/data/partition/skew.py", "np.maximum(alpha * frequency, 1e-12)", "np.full(len(frequency), alpha)", "tests/data/test_partition.py"),
     Mutation("shards-unsorted", "fedamp_jax/data/partition/skew.py", 'mixed[np.argsort(y[mixed], kind="stable")]', "mixed", "tests/data/test_partition.py"),
