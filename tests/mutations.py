@@ -355,7 +355,12 @@ MUTATIONS = [
     Mutation("sparse-as-object", "fedamp_jax/data/tables.py", 'and hasattr(value, "nnz"):', "and False:", "tests/data/test_tables.py -k sparse"),
     Mutation("clients-by-name", "fedamp_jax/data/tables.py", 'if isinstance(values, Mapping):', "if False:", "tests/data/test_tables.py"),
     Mutation("text-of-objects", "fedamp_jax/data/tables.py", 'if array.dtype == object else None', "if False else None", "tests/data/test_tables.py"),
+    Mutation("absent-clients-counted", "fedamp_jax/analysis/accuracy.py", "np.maximum(number, 1), np.nan)", "array.shape[-1], np.nan)", "tests/analysis/test_analysis.py -k left_out"),
+    Mutation("absent-clients-tested", "fedamp_jax/analysis/significance.py", "if judged.any():", "if False:", "tests/analysis/test_analysis.py -k left_out"),
+    Mutation("absent-clients-in-tables", "fedamp_jax/runner/train.py", "tail = tail[:, ~np.isnan(tail).all(axis=0)]", "tail = tail[:]", "tests/report/test_report.py -k without_test_data"),
     # Partitions, the command line and what it says.
+    Mutation("first-draw-taken", "fedamp_jax/data/partition/skew.py", "if min_size == 1 or sizes.min() >= min_size:", "if True:", "tests/data/test_partition.py -k large_enough"),
+    Mutation("foreign-classes-tested", "fedamp_jax/data/partition/skew.py", "fill_empty(_to_holders(test, held, y_test, balanced), held", "fill_empty(test, held", "tests/data/test_partition.py -k train_on"),
     Mutation("balanced-priors", "fedamp_jax/data/partition/skew.py", "np.maximum(alpha * frequency, 1e-12)", "np.full(len(frequency), alpha)", "tests/data/test_partition.py"),
     Mutation("shards-unsorted", "fedamp_jax/data/partition/skew.py", 'mixed[np.argsort(y[mixed], kind="stable")]', "mixed", "tests/data/test_partition.py"),
     Mutation("quantity-by-class", "fedamp_jax/data/partition/skew.py", "rows = np.split(rng.permutation(len(y)), np", "rows = np.split(np.argsort(y, kind='stable'), np", "tests/data/test_partition.py"),

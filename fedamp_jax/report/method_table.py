@@ -84,8 +84,9 @@ def _p_value(tests: Mapping[str, Mapping[str, float | None]], a: str, b: str) ->
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = np.asarray(values, np.float64)
-    return float(found.mean()) if found.size and np.isfinite(found).all() else None
+    """The mean over the clients that have test data; None if it is not known."""
+    found = analysis.mean_over_clients(np.asarray(values, np.float64))
+    return found if np.isfinite(found) else None
 
 
 def p_text(p: float | None) -> str:
