@@ -424,8 +424,8 @@ REFUSED = {
     "no test class": (lambda: partition.pathological(Z, Z[Z > 1], 2, 1, seed=0), ValueError, "would get no test"),
     "alpha": (lambda: partition.dirichlet(Z, Z, 3, 0.0, seed=0), ValueError, "alpha must be greater than 0"),
     "min_size": (
-        lambda: partition.dirichlet(Z, Z, 5, 0.01, min_size=4, seed=0), ValueError,
-        "in 1000 draws with alpha = 0.01 some of 5 clients always had fewer than min_size = 4",
+        lambda: partition.dirichlet(Z, Z, 8, 0.001, min_size=4, seed=0), ValueError,
+        "in 1000 draws with alpha = 0.001 some of 8 clients always had fewer than min_size = 4",
     ),
     "large min_size": (
         lambda: partition.dirichlet(Z, Z, 4, 1.0, min_size=11, seed=0), ValueError, "need 44 training samples, but",
