@@ -40,8 +40,7 @@ def cells(results: RunResults) -> Cells:
         beside = [number(theirs), gap(score.get("mean", method["bmta"]), theirs)] * paper
         rejected = [str(len(method.get("rejected") or {}))] * some_rejected
         later = method.get("new_clients") or {}
-        # A client without test data has no accuracy.
-        new = [number(_mean([a for a in later.get(key, []) if a is not None])) for key in ("start", "adapted")] * joined
+        new = [number(_mean(later.get(key, []))) for key in ("start", "adapted")] * joined
         time = number(method.get("seconds_per_round"), ".3g")
         rows.append([name, *shown, *last, *beside, *new, str(method["best_round"]), time, *rejected])
     between = ["last rounds (%)"] * scored + ["paper (%)", "ours - paper"] * paper
