@@ -4,7 +4,7 @@ Functions take NumPy arrays and return Python numbers, except `groups_from_xi` a
 evaluated rounds, `M` clients. Accuracies may be fractions or percentages; results are in the same unit.
 """
 
-from fedamp_jax.analysis.accuracy import accuracy_summary, bmta
+from fedamp_jax.analysis.accuracy import accuracy_summary, bmta, mean_over_clients
 from fedamp_jax.analysis.collaboration import (
     chance_in_group_weight,
     collaborators,
@@ -28,6 +28,7 @@ __all__ = [
     "holm",
     "in_group_weight",
     "in_group_weights",
+    "mean_over_clients",
     "wilcoxon",
     "wilcoxon_table",
 ]

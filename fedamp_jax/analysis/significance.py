@@ -20,7 +20,7 @@ def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
     approximation is used.
 
     Args:
-        a: `[M]` accuracies of the clients with one method.
+        a: `[M]` accuracies of the clients with one method; clients without test data, NaN in both, are left out.
         b: `[M]` accuracies of the same clients with the other method, in the same unit.
 
     Returns:
@@ -34,9 +34,13 @@ def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
     """
     from scipy import stats  # imported on use, as it is slow to import
 
-    first, second = finite(a, "a", "M"), finite(b, "b", "M")
+    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if first.shape != second.shape:
         raise ValueError(f"a and b must list the same clients, but a is {first.shape} and b is {second.shape}")
+    judged = ~(np.isnan(first) & np.isnan(second))
+    if judged.any():
+        first, second = first[judged], second[judged]
+    first, second = finite(first, "a", "M"), finite(second, "b", "M")
     tolerance = _TOLERANCE * max(np.abs(first).max(), np.abs(second).max())
     difference = first - second
     difference = difference[np.abs(difference) > tolerance]

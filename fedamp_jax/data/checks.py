@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedamp_jax.data import tables
 from fedamp_jax.layout import positions
 from fedamp_jax.programs.memory import of_machine, readable
 from fedamp_jax.types import Data
@@ -38,23 +39,15 @@ class Examples(NamedTuple):
         return self._replace(x=[a[rows] for a in self.x], y=self.y[rows])
 
 
-def _array(value: Any, what: str) -> np.ndarray:
-    """`np.asarray`, with `what` in the error message for ragged lists."""
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{what} is not an array, its rows have different lengths: {error}") from None
-
-
 def _features(x: Any, what: str, keep_integers: bool = False) -> np.ndarray:
     """Returns `x` as uint8 or finite float32, or with `keep_integers` as int32: the dtypes that `Data.x` can have."""
-    x = _array(x, what)
+    x = tables.to_array(x, what)
     if x.ndim == 0:
         raise ValueError(f"{what} must have an example axis, got the single number {x}")
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind not in "biuf" and not jnp.issubdtype(x.dtype, jnp.floating):  # bfloat16's kind is "V"
-        raise TypeError(f"{what} must be uint8 or numbers that can be converted to float32, got dtype {x.dtype}")
+        raise TypeError(f"{what} must be uint8 or numbers that can be converted to float32, got {tables.kind_of(x)}")
     if keep_integers and x.dtype.kind in "iu":
         if x.size and (x.min() < -INT32_MAX or x.max() > INT32_MAX):
             raise ValueError(f"{what} must be within int32's range, got {x.min()} to {x.max()}")
@@ -71,12 +64,16 @@ def _features(x: Any, what: str, keep_integers: bool = False) -> np.ndarray:
 
 def is_tree(x: Any) -> bool:
     """Whether x holds several inputs: a dictionary, or a tuple of arrays. Lists are arrays to be."""
-    return isinstance(x, dict) or (isinstance(x, tuple) and any(hasattr(a, "shape") or is_tree(a) for a in x))
+    return isinstance(x, dict) or (isinstance(x, tuple) and any(_is_array(a) or is_tree(a) for a in x))
+
+
+def _is_array(a: Any) -> bool:
+    return hasattr(a, "shape") or tables.is_column(a) or tables.is_table(a)
 
 
 def _inputs(x: Any, of: str, keep_integers: bool) -> tuple[list[np.ndarray], Any, list[str]]:
     """The arrays of x, their structure, and what messages call them; `of`: whose they are."""
-    leaves, tree = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda a: not is_tree(a))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(tables.with_dictionaries(x), is_leaf=lambda a: not is_tree(a))
     names = [f"x{jax.tree_util.keystr(path)}" for path, _ in leaves]
     if not names:
         raise ValueError(f"x{of} is an empty {type(x).__name__}: give at least one array")
@@ -98,26 +95,34 @@ def _by_name(y: Any, class_names: Sequence[Any] | None, what: str) -> Any:
     """Returns the positions of the labels `y` in `class_names`; `y` itself without them."""
     if class_names is None:
         return y
+    class_names = tables.to_list(class_names, "class_names")
     position = {name: i for i, name in enumerate(class_names)}
     if len(position) < len(class_names):
-        raise ValueError(f"class_names lists a name twice: {list(class_names)}")
-    labels = np.asarray(y, object) if np.ndim(y) == 1 else np.asarray(y)
-    if labels.ndim != 1:
-        raise ValueError(f"{what} must have shape [n], got {list(labels.shape)}: one name per example")
-    for label in labels:
-        if label not in position:
-            raise ValueError(f"{what} has the label {label!r}, which is not in class_names {list(class_names)}")
+        raise ValueError(f"class_names lists a name twice: {class_names}")
+    labels = tables.to_list(y, what)
+    for i, label in enumerate(labels):
+        if tables.is_missing(label):
+            raise ValueError(f"{what} has no label in row {i} ({label!r}): fill it in, or drop the row")
+        try:
+            known = label in position
+        except TypeError:
+            raise ValueError(f"{what} must have shape [n], one name per example, got {label!r} in row {i}") from None
+        if not known:
+            raise ValueError(f"{what} has the label {label!r}, which is not in class_names {class_names}")
     return np.array([position[label] for label in labels], np.int64)
 
 
 def _labels(y: Any, what: str) -> np.ndarray:
     """Returns `y` as non-negative integers `[n]` of its own dtype; the range is checked before they become int32."""
-    y = _array(y, what)
-    if y.dtype.kind in "US":
+    y = tables.to_array(y, what)
+    text = tables.text_in(y)
+    if text is not None:
         raise TypeError(
-            f"{what} must hold integer labels, got names such as {str(y.flat[0])!r}: give class_names, "
+            f"{what} must hold integer labels, got names such as {text!r}: give class_names, "
             "the same list for training and test data"
         )
+    if y.dtype.kind == "f" and (missing := np.argwhere(np.isnan(y))).size:
+        raise ValueError(f"{what} has a missing value, first at {missing[0].tolist()}: fill it in, or drop the row")
     if y.dtype.kind not in "iu":
         raise TypeError(
             f"{what} must hold integer labels, got dtype {y.dtype}: map them to 0..classes-1 first, or give classes=0 "
@@ -142,8 +147,8 @@ def check_examples(x: Any, y: Any, of: str, classes: Any, class_names: Any, keep
 
 def is_empty(x: Any, y: Any) -> bool:
     """Whether a client has no examples: NumPy makes an empty list float64, so it is asked before dtypes are checked."""
-    leaves = jax.tree.leaves(x, is_leaf=lambda a: not is_tree(a))
-    return all(np.asarray(a, object).size == 0 for a in (y, *leaves))
+    leaves = jax.tree.leaves(tables.with_dictionaries(x), is_leaf=lambda a: not is_tree(a))
+    return all(map(tables.is_empty, (y, *leaves)))
 
 
 def check_alike(client: Examples, first: Examples, i: int, j: int) -> None:

@@ -1,13 +1,13 @@
 """Clients of any sizes as one `Data`: from one array per client, a table with a client column, or indices."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax.data import partition
+from fedamp_jax.data import partition, tables
 from fedamp_jax.data.checks import (
     INT32_MAX,
     Examples,
@@ -26,7 +26,7 @@ Classes = int | Sequence[int] | np.ndarray | Array | None
 
 def _per_client(values: Any, count: int, name: str, low: int) -> np.ndarray:
     """Returns `values`, an integer or `[M]` integers, as `[M]` int32."""
-    array = np.asarray(values)
+    array = tables.to_array(values, name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype} in {values!r}")
     if array.shape not in ((), (count,)):
@@ -100,7 +100,9 @@ def _classes(classes: Classes, class_names: Sequence[Any] | None) -> Classes:
     """The number of classes, as many as there are names if it is not given."""
     if class_names is not None and are_targets(classes):
         raise ValueError("class_names are for labels: leave out classes=0, or the names")
-    return len(class_names) if class_names is not None and classes is None else classes
+    if class_names is None or classes is not None:
+        return classes
+    return len(tables.to_list(class_names, "class_names"))
 
 
 def from_lists(
@@ -146,6 +148,15 @@ def from_lists(
     >>> jax.tree.map(lambda a: a.shape, doses.x), doses.y.tolist()
     ({'age': (2, 1), 'scan': (2, 8, 8)}, [0.5, 1.5])
     """
+    for clients, name in ((xs, "xs"), (ys, "ys")):
+        tables.check_no_dictionary(
+            clients,
+            name,
+            f"give lists in one order, such as {name} = [clients[name] for name in sorted(clients)], "
+            'and if each client is a dictionary of "x" and "y", xs = [clients[name]["x"] for name in sorted(clients)]',
+        )
+        if not isinstance(clients, Sized):
+            raise TypeError(f"{name} must be a list with an entry for each client, got a {type(clients).__name__}")
     if len(xs) != len(ys):
         raise ValueError(f"xs and ys must have one entry per client, got {len(xs)} and {len(ys)}")
     if len(xs) == 0:
@@ -173,7 +184,7 @@ def from_lists(
 
 def _rows(indices: Any, n: int, what: str) -> np.ndarray:
     """Returns `indices` as integers in 0..n-1; masks and negative indices, which NumPy would accept, are refused."""
-    rows = np.asarray(indices)
+    rows = tables.to_array(indices, what)
     if rows.size == 0:
         return np.zeros(0, np.int64)
     if rows.dtype.kind not in "iu":
@@ -194,6 +205,9 @@ def _from_pool(
     for a, what in zip(pool.x, pool.names):
         if len(a) != len(pool.y):
             raise ValueError(f"{what} has {len(a)} examples (shape {list(a.shape)}), but y has {len(pool.y)} labels")
+    tables.check_no_dictionary(
+        indices, "indices", "give a list in one order, such as [indices[name] for name in sorted(indices)]"
+    )
     if len(indices) == 0:
         raise ValueError("indices is empty: at least one client is needed")
     rows = [_rows(r, len(pool.y), f"indices of {name(i)}") for i, r in enumerate(indices)]
@@ -275,10 +289,13 @@ def from_table(
     """
     found, rows = partition.rows_by_name(client, "client")
     rows_of = dict(zip(found, rows, strict=True))
-    for a in jax.tree.leaves(x, is_leaf=lambda a: not is_tree(a)):
-        if sum(map(len, rows)) != len(a):
-            raise ValueError(f"client has {sum(map(len, rows))} rows, but x has {len(a)}")
+    total = sum(map(len, rows))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tables.with_dictionaries(x), is_leaf=lambda a: not is_tree(a))
+    for path, a in leaves:
+        if (n := tables.count(a)) not in (None, total):
+            raise ValueError(f"client has {total} rows, but x{jax.tree_util.keystr(path)} has {n}")
     if names is not None:
+        names = tables.to_list(names, "names")
         without = [name for name in names if name not in rows_of] if allow_empty else []
         partition.check_same_names(list(names), found + without, "names", "client")
         rows = [rows_of.get(name, np.zeros(0, np.int64)) for name in names]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
+from fedamp_jax.analysis.accuracy import mean_over_clients
 from fedamp_jax.types import Data, Info, Variables
 
 
@@ -149,8 +150,7 @@ def training_loss(info: Info) -> float:
 
 def mean_of(scores: np.ndarray) -> float:
     """The mean of a metric `[M]` over the clients that have test data, summed in float64; NaN if none has."""
-    known = scores[~np.isnan(scores)]
-    return float(known.mean(dtype=np.float64)) if known.size else float("nan")
+    return mean_over_clients(scores)
 
 
 def keep(result: Run, k: int, info: Info, distances: Any) -> None:

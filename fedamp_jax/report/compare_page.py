@@ -122,11 +122,12 @@ def _accuracies(page: Page, runs: Sequence[Shown]) -> None:
 
 
 def _p(row: Row, base: Row) -> float | None:
-    return None if None in [*row.entry["accuracy"], *base.entry["accuracy"]] else p_value(row, base)
+    mine, theirs = ([a is None for a in of.entry["accuracy"]] for of in (row, base))
+    return None if mine != theirs or all(mine) else p_value(row, base)
 
 
 def _mean(entry: MethodResults) -> float:
-    return float(np.mean(np.asarray(entry["accuracy"], np.float64)))
+    return analysis.mean_over_clients(np.asarray(entry["accuracy"], np.float64))
 
 
 def _curves(page: Page, runs: Sequence[Shown]) -> None:

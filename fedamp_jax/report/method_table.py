@@ -42,8 +42,7 @@ def cells(results: RunResults) -> Cells:
         beside = [number(theirs), gap(score.get("mean", method["bmta"]), theirs)] * paper
         rejected = [str(len(method.get("rejected") or {}))] * some_rejected
         later = method.get("new_clients") or {}
-        # A client without test data has no accuracy.
-        new = [number(_mean([a for a in later.get(key, []) if a is not None])) for key in ("start", "adapted")] * joined
+        new = [number(_mean(later.get(key, []))) for key in ("start", "adapted")] * joined
         time = number(method.get("seconds_per_round"), ".3g")
         rows.append([name, *shown, *last, *beside, *new, str(method["best_round"]), time, *rejected])
     between = ["last rounds (%)"] * scored + ["paper (%)", "ours - paper"] * paper
@@ -86,8 +85,9 @@ def _p_value(tests: Mapping[str, Mapping[str, float | None]], a: str, b: str) ->
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = np.asarray(values, np.float64)
-    return float(found.mean()) if found.size and np.isfinite(found).all() else None
+    """The mean over the clients that have test data; None if it is not known."""
+    found = analysis.mean_over_clients(np.asarray(values, np.float64))
+    return found if np.isfinite(found) else None
 
 
 def p_text(p: float | None) -> str:

@@ -38,6 +38,7 @@ def last_rounds(accuracy: np.ndarray, rounds: int) -> LastRounds:
         rounds: how many of the last evaluated rounds; all if there are fewer.
     """
     tail = accuracy[-rounds:].astype(np.float64)
+    tail = tail[:, ~np.isnan(tail).all(axis=0)]  # without the clients that have no test data
     half = 1.96 * tail.std(axis=1, ddof=1) / np.sqrt(tail.shape[1]) if tail.shape[1] > 1 else np.zeros(len(tail))
     return {"mean": float(tail.mean()), "ci95": float(half.mean()), "rounds": len(tail)}
 

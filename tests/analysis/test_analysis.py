@@ -31,6 +31,19 @@ def test_summary_keeps_final_and_best_apart():
     assert all(type(value) in (int, float, list) for value in summary.values())
 
 
+def test_clients_without_test_data_are_left_out_of_every_mean():
+    """They are NaN in every round. Failed as NaN with `.mean()`, and with zeros in their place; `bmta` refused them."""
+    nan, lone = float("nan"), np.float32([[0.5, np.nan, 0.75], [1.0, np.nan, 0.75]])
+    assert analysis.mean_over_clients(lone).tolist() == [0.625, 0.875]
+    assert analysis.mean_over_clients(lone[0]) == 0.625 and type(analysis.mean_over_clients(lone[0])) is float
+    assert np.isnan(analysis.mean_over_clients([nan])) and np.isnan(analysis.mean_over_clients([]))
+    assert analysis.bmta(lone) == (0.875, 1)
+    summary = analysis.accuracy_summary(lone)
+    assert summary["final"] == 0.875 and summary["mean_accuracy"] == [0.625, 0.875]
+    few, all_of = analysis.wilcoxon([1, nan, 2, 4], [2, nan, 3, 3]), analysis.wilcoxon([1, 2, 4], [2, 3, 3])
+    assert few == all_of
+
+
 def test_wilcoxon_of_five_clients_that_all_improve():
     """2 / 2^5 by hand. Fails for the one-sided test (0.03125) and for the normal approximation (0.0431)."""
     assert analysis.wilcoxon([91, 92, 93, 94, 95], [90, 90, 90, 90, 90]) == pytest.approx(2 / 2**5)
@@ -145,7 +158,10 @@ def test_recovery_is_undefined_for_trivial_groups():
     [
         (lambda: analysis.bmta([1.0, 2.0]), r"accuracy must be a non-empty \[R, M\], but has shape \(2,\)"),
         (lambda: analysis.bmta(np.zeros((0, 3))), r"accuracy .* \(0, 3\)"),
-        (lambda: analysis.bmta([[1.0, np.nan]]), r"accuracy .* finite, but is nan at \[0, 1\]"),
+        (lambda: analysis.bmta([[1.0, 0.5], [1.0, np.nan]]), r"accuracy .* finite, but is nan at \[1, 1\]"),
+        (lambda: analysis.bmta([[np.nan]]), r"accuracy .* finite, but is nan at \[0, 0\]"),
+        (lambda: analysis.mean_over_clients(0.5), "values must be .* one value per client, got the single number"),
+        (lambda: analysis.wilcoxon([1.0, np.nan], [1.0, 2.0]), r"a .* finite, but is nan at \[1\]"),
         (lambda: analysis.accuracy_summary([[1.0]], rounds=[1, 2]), "rounds has 2 entries, but accuracy has 1"),
         (lambda: analysis.wilcoxon([1.0], [1.0, 2.0]), r"a is \(1,\) and b is \(2,\)"),
         (lambda: analysis.wilcoxon([1.0, np.inf], [1.0, 2.0]), "a .* inf at"),

@@ -256,6 +256,36 @@ def test_dirichlet_test_follows_training_and_alpha_sets_the_skew():
         assert abs(np.var(shares) / expected - 1) < 0.2  # variance of one component of Dirichlet(alpha, ..., alpha)
 
 
+def test_dirichlet_draws_until_clients_are_large_enough():
+    """Failed when the first draw was taken, and when a draw beyond the limit was: both had clients of few samples."""
+    y = np.arange(2000) % 10
+    first = partition.dirichlet(y, y, 20, 0.3, seed=1)
+    assert min(map(len, first.train)) < 25
+    part = partition.dirichlet(y, y, 20, 0.3, min_size=25, seed=1)
+    assert min(map(len, part.train)) >= 25 and assert_disjoint(part.train, 2000) == 2000
+    assert [r.tolist() for r in partition.dirichlet(y, y, 20, 0.3, min_size=1, seed=1).train] == [
+        r.tolist() for r in first.train
+    ]
+    assert {len(r) for r in partition.dirichlet(y, y, 20, 5.0, balanced=True, min_size=100, seed=0).train} == {100}
+
+
+def test_dirichlet_tests_clients_on_classes_that_they_train_on():
+    """Failed with shares of the two pools rounded on their own: a share of 0.4 samples is none, of 0.6 is one."""
+    rng = np.random.default_rng(0)
+    y_train, y_test = rng.integers(0, 10, 1400), rng.integers(0, 10, 1997)
+    for seed in range(3):
+        part = partition.dirichlet(y_train, y_test, 20, 0.1, seed=seed)
+        assert assert_disjoint(part.test, 1997) == 1997
+        for train, test in zip(part.train, part.test, strict=True):
+            assert set(y_test[test]) <= set(y_train[train])
+    whole = [0, 0, 1, 1] * 5
+    with pytest.warns(UserWarning, match=r"2 of 2 clients have test samples .* first client 0 of \[2\]"):
+        partition.dirichlet(whole, [2] * 4, 2, 100.0, seed=0)
+    for seed in range(3):
+        part = partition.dirichlet(y_train, y_train, 4, 5.0, balanced=True, seed=seed)
+        assert {len(r) for r in part.test} == {350}
+
+
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
 def test_balanced_dirichlet_gives_equal_clients(alpha):
     """Failed when each class was split over the clients; did not end when a class that had run out was drawn on."""
@@ -393,6 +423,13 @@ REFUSED = {
     ),
     "no test class": (lambda: partition.pathological(Z, Z[Z > 1], 2, 1, seed=0), ValueError, "would get no test"),
     "alpha": (lambda: partition.dirichlet(Z, Z, 3, 0.0, seed=0), ValueError, "alpha must be greater than 0"),
+    "min_size": (
+        lambda: partition.dirichlet(Z, Z, 8, 0.001, min_size=4, seed=0), ValueError,
+        "in 1000 draws with alpha = 0.001 some of 8 clients always had fewer than min_size = 4",
+    ),
+    "large min_size": (
+        lambda: partition.dirichlet(Z, Z, 4, 1.0, min_size=11, seed=0), ValueError, "need 44 training samples, but",
+    ),
     "dirichlet": (lambda: partition.dirichlet(Z, Z, 41, 1.0, seed=0), ValueError, "41 clients need a training"),
     "alpha of sizes": (lambda: partition.quantity_skew(Z, Z, 3, -1.0, seed=0), ValueError, "alpha must be greater"),
     "no shards": (lambda: partition.shards(Z, Z, 3, 0, seed=0), ValueError, "shards_per_client must be at least 1"),

@@ -140,7 +140,7 @@ LISTS = {
         TypeError,
         "client 1 is uint8, but x of client 0 is float32",
     ),
-    "object": (([X[0], np.array([[None, 1, 2]], object)], Y), {}, TypeError, "x of client 1 must be uint8 or numbers"),
+    "object": (([X[0], np.array([[len, 1, 2]], object)], Y), {}, TypeError, "x of client 1 must be uint8 or numbers"),
     "text": (([X[0], np.array([["a", "b", "c"]])], Y), {}, TypeError, "x of client 1 must be uint8 or numbers"),
     "complex": (([X[0], np.ones((1, 3), complex)], Y), {}, TypeError, "x of client 1 must be uint8 or numbers"),
     "ragged": (([X[0], [[1, 2], [3]]], Y), {}, ValueError, "x of client 1 is not an array"),

@@ -18,6 +18,7 @@ from plotly.offline import get_plotlyjs
 import fedamp_jax
 from fedamp_jax.analysis import holm
 from fedamp_jax.report import charts, figures, files, method_table, report, run_page, styles
+from fedamp_jax.runner.train import last_rounds
 from tests.small_experiments import method_entry
 
 NAMES = ["Separate", "FedAvg", "FedAMP", "HeurFedAMP"]
@@ -385,3 +386,23 @@ def test_runs_of_a_program(tmp_path):
         fedamp_jax.report.of_runs(runs, groups[:3])
     with pytest.raises(ValueError, match="at least one run"):
         fedamp_jax.report.of_runs({})
+
+
+def test_clients_without_test_data_are_left_out_of_tables(tmp_path):
+    """Failed in `bmta`, as a dash for the points of a comparison, and as NaN in the score of the last rounds."""
+    curves = {
+        "FedAvg": np.float32([[0.5, np.nan, 0.75, 0.5]] * 2),
+        "FedAMP": np.float32([[0.75, np.nan, 1.0, 0.75]] * 2),
+    }
+    runs = {
+        name: fedamp_jax.Run(None, rounds=[1, 2], metrics={"accuracy": a}, loss=[1.0, 1.0])
+        for name, a in curves.items()
+    }
+    found = fedamp_jax.report.of_runs(runs)
+    found.write(tmp_path)
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["methods"]["FedAMP"]["final"] == pytest.approx(100 * 2.5 / 3)
+    assert stored["methods"]["FedAMP"]["accuracy"][1] is None
+    points, p = method_table.comparisons(stored)["FedAMP", "FedAvg"]
+    assert points == pytest.approx(-25) and p is not None
+    assert last_rounds(curves["FedAMP"], 10)["mean"] == pytest.approx(2.5 / 3)

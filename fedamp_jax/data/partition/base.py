@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedamp_jax.checks import check_integer
+from fedamp_jax.data import tables
 
 Rows = list[np.ndarray]
 
@@ -26,7 +27,13 @@ class Partition(NamedTuple):
 
 def pool(y: Any, name: str) -> np.ndarray:
     """Returns `y` as an array of labels `[n]`, n >= 1; raises TypeError or ValueError if it is not one."""
-    y = np.asarray(y)
+    y = tables.to_array(y, name)
+    text = tables.text_in(y)
+    if text is not None:
+        raise TypeError(
+            f"{name} must hold integer labels, got names such as {text!r}: number them, as by "
+            "np.unique(labels, return_inverse=True)[1]"
+        )
     if y.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold integer labels, got dtype {y.dtype}")
     if y.ndim != 1 or y.size == 0 or y.min() < 0:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedamp_jax.checks import check_number
+from fedamp_jax.data import tables
 from fedamp_jax.data.partition.base import Partition, Rows, generators, pool
 
 
@@ -12,14 +13,14 @@ def rows_by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
     """Groups rows by name.
 
     Args:
-        column: `[n]` names of any hashable type.
+        column: `[n]` names of any hashable type; a list, an array or a column of a table.
         what: name of the column, for messages.
 
     Returns:
         The M distinct names, sorted, and M arrays `[n_i]` int64 of the rows of each.
 
     Raises:
-        ValueError: if a name is missing (None or NaN) or the column is not one-dimensional.
+        ValueError: if a name is missing (None, NaN, NA or masked) or the column is not one-dimensional.
         TypeError: if a name is not hashable.
 
     >>> from fedamp_jax.data import partition
@@ -27,13 +28,9 @@ def rows_by_name(column: Any, what: str) -> tuple[list[Any], Rows]:
     >>> names, [r.tolist() for r in rows]
     (['a', 'b'], [[1], [0, 2]])
     """
-    if getattr(column, "ndim", 1) != 1:  # a list of tuples has no ndim: its names are tuples
-        raise ValueError(f"{what} must have shape [n], got {list(column.shape)}")
-    # Python objects, because NumPy would convert both 1 and "1" to the string "1".
-    values: list[Any] = list(column) if isinstance(column, (list, tuple)) else column.tolist()
     rows: dict[Any, list[int]] = {}
-    for i, name in enumerate(values):
-        if name is None or name != name:
+    for i, name in enumerate(tables.to_list(column, what)):
+        if tables.is_missing(name):
             raise ValueError(f"{what} has no name in row {i} ({name!r}): fill it in or drop the row")
         try:
             rows.setdefault(name, []).append(i)

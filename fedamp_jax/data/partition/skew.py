@@ -1,5 +1,6 @@
 """Partitions by chance: IID, Dirichlet-distributed class proportions or sizes, shards of sorted classes."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -37,15 +38,23 @@ def iid(y_train: Any, y_test: Any, clients: int, *, seed: int = 0) -> Partition:
     return Partition(train, test)
 
 
-def dirichlet(y_train: Any, y_test: Any, clients: int, alpha: float, *, balanced: bool = False, seed: int) -> Partition:
+_DRAWS = 1000
+"""How often proportions are drawn before a partition whose clients are too small is given up."""
+
+
+def dirichlet(
+    y_train: Any, y_test: Any, clients: int, alpha: float, *, balanced: bool = False, min_size: int = 1, seed: int
+) -> Partition:
     """Class proportions drawn from a Dirichlet distribution, what most papers since 2020 call non-IID.
 
     Each class is split over the clients in proportions drawn from `Dir(alpha)` (Yurochkin et al. 2019), which makes
     clients of very different sizes; all samples are used. With `balanced`, each client draws its own class proportions
     from `Dir(alpha p)`, with p the classes' frequencies, and all clients have equally many samples (Hsu et al. 2019);
     a class that runs out is replaced by the client's others. Training and test samples follow the same proportions. A
-    client without training or test samples gets one from a client that has several; a test sample is of a class that
-    it trains on, if there is one.
+    client without training or test samples gets one from a client that has several. No client has test samples of a
+    class that it does not train on, as long as another one, which does, can take them; else a warning says so. With
+    `balanced` such samples are exchanged, and where classes run out, some may stay with clients that do not train on
+    them; `relabel` then names the first such client.
 
     Args:
         y_train: `[n]` integer labels of the training pool.
@@ -53,13 +62,16 @@ def dirichlet(y_train: Any, y_test: Any, clients: int, alpha: float, *, balanced
         clients: number of clients, at most n and at most n'.
         alpha: concentration, greater than 0: near 0, each class belongs to one client; large values approach IID.
         balanced: equally many samples for all clients, leaving out fewer samples than there are clients.
+        min_size: least number of training samples of a client. Above 1, all proportions are drawn anew until every
+            client has as many, as other libraries do; clients are then more alike than `alpha` says.
         seed: random seed.
 
     Returns:
         A `Partition` without groups.
 
     Raises:
-        ValueError: if alpha is not positive or there are more clients than samples.
+        ValueError: if alpha is not positive, there are more clients than samples, or too few samples for `min_size`;
+            also if a thousand draws leave a client below it.
 
     >>> import numpy as np
     >>> from fedamp_jax.data import partition
@@ -73,6 +85,12 @@ def dirichlet(y_train: Any, y_test: Any, clients: int, alpha: float, *, balanced
     y_train, y_test = pool(y_train, "y_train"), pool(y_test, "y_test")
     check_number("alpha", alpha, low=0)
     enough(y_train, y_test, clients)
+    check_integer("min_size", min_size, low=1)
+    if clients * min_size > len(y_train):
+        raise ValueError(
+            f"{clients} clients of min_size = {min_size} need {clients * min_size} training samples, but there are "
+            f"{len(y_train)}: use fewer clients, or a smaller min_size"
+        )
     plan, *streams = generators(seed)
     classes = np.union1d(y_train, y_test)
     if balanced:
@@ -81,12 +99,57 @@ def dirichlet(y_train: Any, y_test: Any, clients: int, alpha: float, *, balanced
         wanted = plan.dirichlet(np.maximum(alpha * frequency, 1e-12), clients)
         train, test = (_equal_parts(y, classes, wanted, rng) for y, rng in zip((y_train, y_test), streams))
     else:
-        ends = np.cumsum(plan.dirichlet(np.full(clients, float(alpha)), len(classes)), axis=1)[:, :-1]
+        ends = _ends(y_train, classes, clients, alpha, min_size, plan)
         train, test = (_class_by_class(y, classes, ends, rng) for y, rng in zip((y_train, y_test), streams))
     train = fill_empty(train, [set()] * clients, y_train, streams[0])
     held = [set(y_train[rows].tolist()) for rows in train]
-    test = fill_empty(test, held, y_test, streams[1])
+    test = fill_empty(_to_holders(test, held, y_test, balanced), held, y_test, streams[1])
+    foreign = [i for i, rows in enumerate(test) if not set(y_test[rows].tolist()) <= held[i]]
+    if foreign and not balanced:
+        classes_of = sorted(set(y_test[test[foreign[0]]].tolist()) - held[foreign[0]])
+        warnings.warn(
+            f"{len(foreign)} of {clients} clients have test samples of classes that they do not train on, first client "
+            f"{foreign[0]} of {classes_of}: use fewer clients, a larger alpha, or pools with the same classes",
+            stacklevel=2,
+        )
     return Partition(no_empty(train, "training", "use fewer clients"), no_empty(test, "test", "use fewer clients"))
+
+
+def _ends(
+    y: np.ndarray, classes: np.ndarray, clients: int, alpha: float, min_size: int, plan: np.random.Generator
+) -> np.ndarray:
+    """Where each class is cut, `[C, M - 1]` shares: the first draw that gives all clients `min_size` samples of y."""
+    count = np.array([np.sum(y == c) for c in classes])[:, None]
+    for _ in range(_DRAWS):
+        ends = np.cumsum(plan.dirichlet(np.full(clients, float(alpha)), len(classes)), axis=1)[:, :-1]
+        cuts = np.round(ends * count)
+        sizes = np.diff(np.concatenate([0 * count, cuts, count], axis=1), axis=1).sum(axis=0)
+        if min_size == 1 or sizes.min() >= min_size:  # a client without any samples gets one
+            return ends
+    raise ValueError(
+        f"in {_DRAWS} draws with alpha = {alpha} some of {clients} clients always had fewer than min_size = {min_size} "
+        "training samples: use a larger alpha, fewer clients, a smaller min_size, or balanced=True"
+    )
+
+
+def _to_holders(rows: Rows, held: list[set[int]], y: np.ndarray, keep_sizes: bool) -> Rows:
+    """Hands test samples of classes that a client does not train on to one that does, if `keep_sizes` by exchange.
+
+    Cuts of the two pools are rounded, so that a small share may have a test sample and no training sample.
+    """
+    mine = [list(r) for r in rows]
+    for i, own in enumerate(mine):
+        for k in [k for k, row in enumerate(own) if int(y[row]) not in held[i]][::-1]:
+            c = int(y[own[k]])
+            for j in (j for j, classes in enumerate(held) if c in classes):
+                if not keep_sizes:
+                    mine[j].append(own.pop(k))
+                    break
+                swap = next((n for n, row in enumerate(mine[j]) if int(y[row]) in held[i]), None)
+                if swap is not None:
+                    own[k], mine[j][swap] = mine[j][swap], own[k]
+                    break
+    return [np.array(r, np.int64) for r in mine]
 
 
 def _class_by_class(y: np.ndarray, classes: np.ndarray, ends: np.ndarray, rng: np.random.Generator) -> Rows:
