@@ -267,7 +267,7 @@ MUTATIONS = [
              "tests/driver/test_evaluation.py tests/models/test_tasks.py"),
     Mutation("loss-padding", "fedamp_jax/models/losses.py", "jnp.where(mask, outputs.astype(jnp.float32), zero)", "outputs", "tests/models/test_losses.py"),
     Mutation("class-weights", "fedamp_jax/models/losses.py", "log_p = log_p * jnp.asarray(weights, jnp.float32)[None]", "pass", "tests/models/test_losses.py"),
-    Mutation("nnx-one-mode", "fedamp_jax/models/nnx.py", "_set_mode(made, train)\n", "_set_mode(made, True)\n", "tests/models/test_nnx.py"),
+    Mutation("nnx-one-mode", "fedamp_jax/models/nnx.py", "_set_mode(made, train)\n", "_set_mode(made, True)\n", "tests/models/test_modes.py -k 'whatever_name and nnx'"),
     Mutation("nnx-one-noise", "fedamp_jax/models/nnx.py", "self.merge(self.training, variables, key)\n        # Stat", "self.merge(self.training, variables, jax.random.key(0))\n        # Stat",
              "tests/models/test_nnx.py"),
     # Models are told their mode, their mask and their classes.
@@ -299,8 +299,6 @@ MUTATIONS = [
              "tests/driver/test_evaluation.py -k does_not_have"),
     Mutation("predict-no-classes", "fedamp_jax/driver/evaluation.py", "(column < classes) | (jnp.asarray(classes) == 0)", "column < classes",
              "tests/test_saving.py -k predicts_with"),
-    Mutation("predict-one-logit", "fedamp_jax/driver/evaluation.py", "outputs.ndim != 2 or outputs.shape[1] == 1", "outputs.ndim != 2",
-             "tests/driver/test_evaluation.py -k stay"),
     Mutation("saved-foreign-classes", "fedamp_jax/saving.py", "return outputs if self.classes is None else own_logits(outputs, int(self.classes[self._row(client)]))",
              "return outputs", "tests/test_saving.py -k predicts_with"),
     Mutation("saved-without-classes", "fedamp_jax/runner/train.py", "names=ids.tolist(), classes=classes,", "names=ids.tolist(),",

@@ -92,13 +92,13 @@ def own_logits(outputs: Array, classes: Array | int) -> Array:
     """Logits with -inf for the classes that a client does not have.
 
     Args:
-        outputs: `[B, C]`; those of another rank, and a single logit, are returned as they are.
+        outputs: `[B, C]`; those of another rank are returned as they are, and so is a single logit.
         classes: the client's number of classes; 0 if its targets are no labels, which changes nothing.
 
     >>> own_logits(jnp.zeros((1, 3)), 2).tolist(), own_logits(jnp.zeros((1, 3)), 0).tolist()
     ([[0.0, 0.0, -inf]], [[0.0, 0.0, 0.0]])
     """
-    if outputs.ndim != 2 or outputs.shape[1] == 1:
+    if outputs.ndim != 2:
         return outputs
     column = jnp.arange(outputs.shape[1], dtype=jnp.int32)[None]
     return jnp.where((column < classes) | (jnp.asarray(classes) == 0), outputs, -jnp.inf)
