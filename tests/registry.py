@@ -200,15 +200,17 @@ _FIRST = {VARIANTS[name][0].name if name in VARIANTS else METHODS[name].factory.
 _REPRESENTATIVE = {"separate", "fedavg", "fedamp", "scaffold", "pflego", "fedfomo", "pfedgraph"}
 _COMPILES_AGAIN = {
     "test_eight_devices_equal_one", "test_the_hosts_memory_equals_a_device", "test_what_crosses_between_devices",
-    "test_newcomers_of_every_method",
+    "test_newcomers_of_every_method", "test_chunks_do_not_matter", "test_no_other_examples_are_read",
+    "test_resumed_equals_uninterrupted", "test_spread_arrays_without_a_placement_are_refused",
+    "test_an_update_that_is_not_finite_is_as_good_as_none", "test_a_loss_that_explodes_harms_no_other",
 }  # fmt: skip
 
 
 def is_slow(entry: Entry, test: str) -> bool:
     """Whether a test of an entry is left to `pytest -m slow`.
 
-    Those of a method's further forms are; and of the tests that compile for another placement, those of methods that
-    are made of the same parts as another one.
+    Those of a method's further forms are; and of the tests that compile a round once more, those of methods that are
+    made of the same parts as another one.
     """
     return entry.name not in _FIRST or (test in _COMPILES_AGAIN and entry.name not in _REPRESENTATIVE)
 

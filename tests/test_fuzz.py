@@ -144,6 +144,8 @@ def test_from_table(column, seed, order, short):
             np.testing.assert_array_equal(clients.examples(i)[1], [b for a, b in zip(column, y) if a == name])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*test samples of classes that they do not train on")
 @cases(20)
 @given(seeds, st.integers(0, 20), st.integers(0, 20), st.integers(1, 4), st.integers(0, 8), rarely(junk),
        st.sampled_from(["iid", "iid", "pathological", "degrees", "dirichlet"]))  # fmt: skip
@@ -288,6 +290,7 @@ def bucket(draw):
     return clients._replace(online=jnp.array(draw(st.lists(st.booleans(), min_size=M, max_size=M))))
 
 
+@pytest.mark.slow
 @cases(15)
 @given(bucket(), st.integers(0, 2**31 - 1), st.sampled_from([1, 2]))
 def test_rounds(clients, seed, which):

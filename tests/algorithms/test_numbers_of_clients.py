@@ -34,7 +34,14 @@ def after(algorithm, data, **options):
     return jax.tree.map(np.asarray, jax.jit(algorithm.personalize)(KEY, run.state, data).params)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedprox",
+        "fedamp",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in ("fedprox", "fedamp")),
+    ],
+)
 def test_each_client_has_its_own_number(name):
     """A client that is alone online ends as with its number for all. Failed with the first client's for all."""
     task, solver = tiny_task(), Solver(optax.sgd(0.1), epochs=2, batch_size=4)
@@ -47,6 +54,7 @@ def test_each_client_has_its_own_number(name):
     assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), mine, other))) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_rates_and_epochs_of_each_client(place):
     """On every placement. Failed with rates by the position in a chunk, and with epochs that were drawn."""

@@ -297,6 +297,7 @@ def test_balanced_dirichlet_gives_equal_clients(alpha):
             assert assert_disjoint(rows, len(y)) == len(y) // 20 * 20
 
 
+@pytest.mark.slow
 def test_balanced_dirichlet_draws_a_clients_proportions():
     """From Dir(alpha p), in training as in testing. Failed with proportions drawn anew for the test pool and without p.
 

@@ -74,10 +74,11 @@ def test_only_pieces_are_on_the_device(monkeypatch):
     assert max(width for _, width in blocks) == 64
     assert sum(width for _, width in blocks) == 2 * parameters
     rows = [shape for shape in sent if shape[:1] == (3,)]
-    # Three chunks of data (five arrays), key, epochs, personal and cloud models, and the two outputs beside the model.
+    # Three chunks of data (five arrays), key, epochs, lam, personal and cloud models, and the two outputs beside the
+    # model.
     # The cloud model is start and centre: failed when it was sent twice.
     models = len(jax.tree.leaves(state.clients.variables.params))
-    assert len(rows) == 3 * (5 + 2 + 2 * models + 2)
+    assert len(rows) == 3 * (5 + 3 + 2 * models + 2)
     assert {shape[0] for shape in sent if shape} == {3, 7, 15}  # x and y of the chunk's own examples
 
 

@@ -206,6 +206,7 @@ def test_a_sweep_on_a_mesh():
     np.testing.assert_allclose(eight, jax.jit(sweep)(sigmas, data), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_estimate_is_what_is_compiled():
     """An estimate made of shapes alone says what the real program does; with twice the devices, a device holds half.
 

@@ -73,6 +73,7 @@ def test_a_checkpoint_of_more_rounds_is_refused(tmp_path, monkeypatch, capsys):
     assert "has 3 rounds, more than --rounds 2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_finished_method_is_lost(tmp_path, monkeypatch):
     """When another one, earlier in the tables, is trained and the process then dies.
 

@@ -188,6 +188,7 @@ def test_wrong_hyperparameters_are_refused(words, message, tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_hyperparameters_reach_the_methods(tmp_path, monkeypatch):
     """FedProx with mu = 0 is FedAvg, and the results say so. Failed when only the settings had the value."""
     short = ("--quick", "--rounds", 2, "--methods", "FedAvg", "FedProx", "--out")
@@ -361,6 +362,7 @@ def test_validation_data_in_place_of_test_data(experiment):
     np.testing.assert_array_equal(held.train.id, held.test.id)
 
 
+@pytest.mark.slow
 def test_validation_is_said(tmp_path, monkeypatch, capsys):
     """In the title of table and page and at the axes; the paper's numbers are not beside it.
 

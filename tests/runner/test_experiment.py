@@ -270,6 +270,7 @@ def test_results_list_clients_by_id():
     assert clients.train.id[1] != 1 and clients.groups[1] == clients.train.id[1] // 4
 
 
+@pytest.mark.slow
 def test_resume_trains_what_is_missing(tmp_path, monkeypatch):
     """Interrupted in the second part: --resume trains that one only, and the result is that of an uninterrupted run.
 

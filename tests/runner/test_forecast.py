@@ -39,6 +39,7 @@ def test_a_long_run_is_announced(changes, hours, monkeypatch):
     assert f"{messages.readable(3600 * hours)} each" in text
 
 
+@pytest.mark.slow
 def test_a_long_run_says_its_memory(tmp_path, monkeypatch, capsys):
     """Before it trains; a short one does not. Failed when only --devices and --offload asked for it."""
     arguments = ("--rounds", 1, "--epochs", 1, "--methods", "Separate", "--out")
