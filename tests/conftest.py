@@ -61,8 +61,10 @@ def pytest_collection_modifyitems(items):
     """
     from tests import registry
 
-    for item in items:
+    for item in list(items):
         entry = getattr(getattr(item, "callspec", None), "params", {}).get("entry")
+        if isinstance(entry, registry.Entry) and not registry.is_run(entry, item.originalname):
+            items.remove(item)
         if isinstance(entry, registry.Entry) and registry.is_slow(entry, item.originalname):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("xdist_group") is None:

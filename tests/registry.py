@@ -206,6 +206,18 @@ _COMPILES_AGAIN = {
 }  # fmt: skip
 
 
+_PLACED_FORMS = {"fedamp, mcp, stale"}
+
+
+def is_run(entry: Entry, test: str) -> bool:
+    """Whether a test of an entry is run at all.
+
+    A method's further forms are made of the parts of its first one: of the tests that compile a round once more, only
+    the form that sends most is run.
+    """
+    return test not in _COMPILES_AGAIN or entry.name in _FIRST | _PLACED_FORMS
+
+
 def is_slow(entry: Entry, test: str) -> bool:
     """Whether a test of an entry is left to `pytest -m slow`.
 
