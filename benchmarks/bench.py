@@ -19,7 +19,6 @@ from rich.table import Table
 
 import fedamp_jax
 from fedamp_jax import Task, Variables
-from fedamp_jax.types import Static
 
 
 @dataclasses.dataclass
@@ -47,7 +46,7 @@ def shapes_of_clients(m: int, n: int, shape: tuple[int, ...]) -> fedamp_jax.Data
     """`m` clients of `n` images each, without their pixels, for a compiler."""
     like = jax.ShapeDtypeStruct
     x, y, each = like((m * n, *shape), jnp.uint8), like((m * n,), jnp.int32), [like((m,), jnp.int32)] * 4
-    return fedamp_jax.Data(x, y, *each, like((m,), bool), Static(n))
+    return fedamp_jax.Data(x, y, *each, like((m,), bool), fedamp_jax.types.Static(n))
 
 
 def timed(call: Callable[[], Any]) -> float:
