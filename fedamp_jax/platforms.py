@@ -9,6 +9,7 @@ laptop (`fedamp_jax.placement.topology`), and a machine with a GPU may train on 
 | max pooling | `slices` | `window` | `slices` |
 | clients side by side | one | one if they convolve, else all | one if they convolve, else all |
 | distances | `gram`, in float64 | `differences`, in float32 | `gram`, in float64 |
+| rounds of the shuffle | a loop | unrolled | unrolled |
 
 - cpu: measured (benchmarks/RESULTS.md). A vmapped convolution, a grouped one, is 38 times slower than plain ones, one
   client after the other; `patches` are slower than these, and the gradient of `window` is a slow scatter. Products in
@@ -96,7 +97,7 @@ def side_by_side(platform: str, convolves: Callable[[], bool]) -> int | None:
 def unroll(platform: str, rounds: int) -> int:
     """How many of a short loop's rounds become one step of it: all where each step is a kernel that is launched anew.
 
-    On a CPU a loop costs nothing, and compiles in half the time.
+    On a CPU the loop is faster, and compiles in less time.
 
     >>> unroll("cpu", 24), unroll("tpu", 24)
     (1, 24)

@@ -143,7 +143,7 @@ class View(NamedTuple):
     """A part of each client's examples, drawn at random: a range in a random order of them.
 
     Row i of the view is row `shuffled(first + i)` of the client's data, for the permutation of `0..total-1` that
-    follows from the seed (`fedamp_jax.engine.order`). No example is copied.
+    follows from the seed (`fedamp_jax.kernels.shuffle`). No example is copied.
 
     Attributes:
         seed: `[M, 2]` uint32; `[2]` for ONE client, as the others then are `[]`.

@@ -16,7 +16,6 @@ from fedamp_jax.engine import (
     Prox,
     Solver,
     at_round,
-    broadcast_to_clients,
     check_parts,
     for_each_client,
     init_clients,
@@ -127,7 +126,6 @@ def attentive(
         cloud = server.mix(xi, models)
         running = server.mix(xi, place.by_parameters(mine.stats)) if stats == "mix" else mine.stats
         begin = Variables(cloud if start == "cloud" else mine.params, running)
-
         of_each = numbers(k, data) if numbers else ()
 
         def local(key, client, epochs, mine_i, begin_i, cloud_i, *numbers_i):
@@ -216,7 +214,7 @@ def fedamp(
         )
 
     def weights(models, edges, k, data):
-        own = None if self_weight is None else broadcast_to_clients("self_weight", at_round(self_weight, k), data)
+        own = None if self_weight is None else of_clients("self_weight", self_weight, k, data)
         return attention.fedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k),
                                         alpha=at_round(alpha, k), slope=slope, self_weight=own)  # fmt: skip
 

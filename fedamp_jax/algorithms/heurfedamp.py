@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 from fedamp_jax import attention
 from fedamp_jax.algorithms.fedamp import ALPHA, Shared, attentive, proximal
-from fedamp_jax.engine import Solver, at_round, broadcast_to_clients
+from fedamp_jax.engine import Solver, of_clients
 from fedamp_jax.types import Algorithm, Task
 
 
@@ -46,7 +46,7 @@ def heurfedamp(
     attention.check_hyperparameters(sigma, self_weight)
 
     def weights(models, edges, k, data):
-        own = broadcast_to_clients("self_weight", at_round(self_weight, k), data)
+        own = of_clients("self_weight", self_weight, k, data)
         return attention.heurfedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k), self_weight=own)
 
     explain = attention.explain if attention.may_fail(sigma, self_weight) else None

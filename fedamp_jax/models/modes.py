@@ -1,4 +1,4 @@
-"""Training or prediction: the names by which modules are told, and what a traced step shows of it."""
+"""Training or evaluation mode: the names of a module's flag for it, and checks that a training step uses it."""
 
 import inspect
 import warnings

@@ -92,7 +92,7 @@ class _Module:
         return nnx.to_pure_dict(self.split(module)[2]) if jax.tree.leaves(self.stats) else ()
 
     def check(self, where: int) -> None:
-        """Warns of a module that is not told of training or of padding, as far as a traced step shows it."""
+        """Warns if a traced training step ignores the mode or the mask."""
         off: list[str] = []
 
         def stats(variables: Variables, x: PyTree, mask: Array, key: Array) -> PyTree:

@@ -98,7 +98,7 @@ class _Module:
         return out, jax.tree.map(lambda new, old: jnp.where(some, new, old), new, variables.stats)
 
     def check(self, model: Variables, where: int) -> None:
-        """Warns of a module that is not told of training or of padding, as far as a traced step shows it."""
+        """Warns if a traced training step ignores the mode or the mask."""
         off: list[str] = []
 
         def watch(call: Callable[..., Any], args: Any, given: Any, context: nn.module.InterceptorContext) -> Any:
@@ -259,8 +259,8 @@ def from_linen(
 
     The mode is an argument of `__call__`, or a bool in a field of the module or of a module in its fields, named
     `train`, `training` or `is_training`, which are True in training, or `deterministic`, `use_running_average`,
-    `inference`, `eval` or `test`, which are False, among others. A warning tells of running statistics that training
-    does not change or that do not depend on the mask, and of dropout that is off in training.
+    `inference`, `eval` or `test`, which are False, among others. There is a warning if training leaves the
+    running statistics unchanged, if they do not depend on the mask, or if dropout is inactive in training.
 
     Args:
         model: the module; a `Classifier` also gives the task `features` and `head_loss`.

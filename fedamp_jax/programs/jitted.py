@@ -2,6 +2,7 @@
 
 import functools
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -83,18 +84,14 @@ class _Program:
     def __init__(self, fn: Callable[..., Any], donated: tuple[int, ...], options: dict):
         self.jitted: Any = jax.jit(fn, donate_argnums=donated, compiler_options=options)
         self._with_arrays: dict[Any, tuple[Any, Any]] = {}
-        self._placed: dict[int, Any] = {}
+        self._held: list[Any] = []  # what `_placed` has made for it
         self._donated, self._options = donated, options
 
     def __call__(self, *args: Any) -> Any:
         program, arrays = self._chosen(args)
         if not arrays:
             return program(*args)
-        sharding = _sharding(args)
-        for a in arrays:
-            if id(a) not in self._placed:
-                self._placed[id(a)] = a if sharding is None else jax.device_put(a, sharding)
-        return program([self._placed[id(a)] for a in arrays], *args)
+        return program([_placed(a, _sharding(args), self._held) for a in arrays], *args)
 
     @property
     def count(self) -> int:
@@ -132,6 +129,25 @@ class _Program:
         named = functools.wraps(self.jitted)(with_arrays)
         jitted = jax.jit(named, donate_argnums=donated, compiler_options=self._options)
         return jitted, arrays
+
+
+_PLACED: weakref.WeakValueDictionary[tuple[int, Any], Any] = weakref.WeakValueDictionary()
+"""Large arrays where programs read them, by the array's identity and its sharding: one copy for all programs."""
+
+
+def _placed(array: Any, sharding: Any, held: list[Any]) -> Any:
+    """The array as JAX's own, with this sharding; kept as long as a program that has it in `held`.
+
+    A program that holds the copy also holds the array, so that no other array gets its identity meanwhile.
+    """
+    if sharding is None and isinstance(array, jax.Array):
+        return array
+    placed = _PLACED.get((id(array), sharding))
+    if placed is None:
+        placed = _PLACED[id(array), sharding] = jax.device_put(array, sharding)
+    if not any(placed is a for a in held):
+        held.append(placed)
+    return placed
 
 
 def _sharding(args: tuple) -> Any:

@@ -233,7 +233,7 @@ def test_training_that_diverges_everywhere_is_reported():
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_clients_that_are_rejected_are_named_once(saves, tmp_path):
-    """By their ids, with the rounds of this call of `run`, those most often first; nobody else's run is warned of.
+    """By their ids, with the rounds of this call of `run`, most often rejected first; no warning without them.
 
     Failed without a word on a client that every round had rejected, with a warning in each round, with rows in place of
     ids, and when a run that goes on counted the rounds of the one before.

@@ -1,4 +1,4 @@
-"""Modules are told whether they train, by whatever name they take it; those that are not are refused or warned of."""
+"""The flag for training is set under every name that a module may have for it; those without one are refused."""
 
 import re
 

@@ -1,5 +1,7 @@
 """Programs that are compiled with less effort for a CPU."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +120,31 @@ def test_large_arrays_of_a_task_are_arguments(name, monkeypatch):
         texts.append(len(compiled_round.lower(algorithm.round, state, placed, jax.random.key(0)).as_text()))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *results)
     assert texts[0] < 400_000 < weights.nbytes < texts[1]
+
+
+def test_large_arrays_are_placed_once():
+    """One copy on each mesh for the programs of two methods, freed with them; the same method may run on two meshes.
+
+    Failed with a copy for each program, and with the copy of the first mesh on the second.
+    """
+    weights, data = jax.random.normal(jax.random.key(0), (5, 60_000)) / 100, federation()
+    gc.collect()
+    before = len(jitted._PLACED)
+
+    def used():
+        task, kept = on_pretrained(weights), []
+        for epochs in (1, 2):
+            solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=epochs, batch_size=4)
+            algorithm = fedamp_jax.fedavg(task, solver)
+            for devices in (2, 3):
+                place = OnMesh(mesh=client_mesh(devices))
+                kept.append(fedamp_jax.run(task, algorithm, data, data, rounds=1, progress=False, placement=place))
+                kept.append(algorithm)
+        return len(jitted._PLACED)
+
+    assert used() == before + 2
+    gc.collect()
+    assert len(jitted._PLACED) == before
 
 
 def test_what_a_round_takes_includes_them():
