@@ -111,8 +111,8 @@ def measure(name: str, command: Command) -> dict[str, Any]:
     row |= {"raw (MB)": raw / 1e6, "data / raw": held / raw, "seconds": seconds}
     if command.placement == "device":
         found = fedamp_jax.estimate(algorithm, data)
-        models = 2 * len(sizes) * sum(a.nbytes for a in jax.tree.leaves(algorithm.personalize(
-            jax.random.key(0), state, data).params)) // len(sizes)  # fmt: skip
+        personal = algorithm.personalize(jax.random.key(0), state, data).params
+        models = 2 * sum(a.nbytes for a in jax.tree.leaves(personal))  # of all clients, before and after
         row["round / raw"] = found.memory / (raw + models)
     if name in PARTS:
         parts = [[n for n in sizes if n < PARTS[name]], [PARTS[name]] * (2 if command.placement == "mesh" else 1)]

@@ -122,7 +122,7 @@ def _labels(y: Any, what: str) -> np.ndarray:
             "the same list for training and test data"
         )
     if y.dtype.kind == "f" and (missing := np.argwhere(np.isnan(y))).size:
-        raise ValueError(f"{what} has a missing value, first at {missing[0].tolist()}: fill it in, or drop the row")
+        raise tables.missing_in(what, missing[0].tolist())
     if y.dtype.kind not in "iu":
         raise TypeError(
             f"{what} must hold integer labels, got dtype {y.dtype}: map them to 0..classes-1 first, or give classes=0 "

@@ -164,10 +164,11 @@ def _check_mask(value: Any, what: str) -> None:
     else:
         return
     if len(missing):
-        raise _missing(what, missing[0].tolist())
+        raise missing_in(what, missing[0].tolist())
 
 
-def _missing(what: str, place: Any) -> ValueError:
+def missing_in(what: str, place: Any) -> ValueError:
+    """What is said of a missing value."""
     return ValueError(f"{what} has a missing value, first at {place}: fill it in, or drop the row")
 
 
@@ -222,7 +223,7 @@ def _from_objects(array: np.ndarray, what: str) -> np.ndarray:
     values = array.ravel().tolist()
     for place, value in enumerate(values):
         if is_missing(value) and not isinstance(value, float):  # NaN is a number, for the checks to refuse
-            raise _missing(what, [int(k) for k in np.unravel_index(place, array.shape)])
+            raise missing_in(what, [int(k) for k in np.unravel_index(place, array.shape)])
     if values and all(isinstance(v, (numbers.Real, decimal.Decimal, np.bool_)) for v in values):
         found = np.array([v if isinstance(v, (int, np.generic)) else float(v) for v in values])
         return (found.astype(np.float64) if found.dtype == object else found).reshape(array.shape)

@@ -109,7 +109,7 @@ class Evaluation:
 
     def numbers(self) -> dict[str, float]:
         """The numbers of a curve: the mean of each metric over the clients with test data, `loss`, and `observed`."""
-        return {**{name: mean_of(a) for name, a in self.metrics.items()}, "loss": self.loss, **self.observed}
+        return {**{name: mean_over_clients(a) for name, a in self.metrics.items()}, "loss": self.loss, **self.observed}
 
 
 Observer: TypeAlias = Callable[[Evaluation], Mapping[str, float] | None]
@@ -148,11 +148,6 @@ def training_loss(info: Info) -> float:
     return float(np.asarray(info.loss)[trained].mean()) if trained.any() else float("nan")
 
 
-def mean_of(scores: np.ndarray) -> float:
-    """The mean of a metric `[M]` over the clients that have test data, summed in float64; NaN if none has."""
-    return mean_over_clients(scores)
-
-
 def keep(result: Run, k: int, info: Info, distances: Any) -> None:
     """Add the weights of round `k`, if there are any, and the distances that they follow from, if measured."""
     if info.xi is None:
@@ -184,17 +179,18 @@ _NAMED = 5
 """Clients that a warning names; of others it says how many they are."""
 
 
-def warn_rejected(rejected: np.ndarray, rounds: int, ids: np.ndarray) -> None:
+def warn_rejected(rejected: np.ndarray, rounds: int, ids: Any) -> None:
     """Warn of clients whose training was discarded: means over all clients look as if it had not been.
 
     Args:
         rejected: `[M]`, in how many of the rounds.
         rounds: that were trained.
-        ids: `[M]`, what the clients are called.
+        ids: what the clients are called, `[M]` or more; where other processes hold some, they are called by their rows.
     """
     rows = np.argsort(-rejected, kind="stable")[: np.count_nonzero(rejected)]
     if not len(rows):
         return
+    ids = np.asarray(ids) if getattr(ids, "is_fully_addressable", True) else np.arange(len(rejected))
     named = ", ".join(f"client {ids[i]} in {rejected[i]}" for i in rows[:_NAMED])
     more = f", and {len(rows) - _NAMED} more clients" if len(rows) > _NAMED else ""
     warnings.warn(

@@ -101,13 +101,11 @@ def run(
     names = [metric.name for metric in task.metrics]
     patience.check_until(until, names)
     train, test = _placed(train, test, placement)
-    here = getattr(train.id, "is_fully_addressable", True)  # else the clients are called by their rows
     m, place = train.clients, train.placement
     participation.present(m)
     check_task_fits(task, train)
     check_loss_fits(task, train)
 
-    ids = np.asarray(train.id)[:m] if here else np.arange(m)
     key = jax.random.key(seed)
     state, given = (place.init(algorithm, key, train), 0) if state is None else continued(algorithm, state, train, key)
     if given and given >= rounds:
@@ -150,7 +148,7 @@ def run(
             if saved and checkpoint and (asked.signal or (k + 1) % checkpoint.every == 0 or over):
                 saved.save(k + 1, result)
             if asked.signal or over:
-                history.warn_rejected(result.rejected - before, k + 1 - trained_before, ids)
+                history.warn_rejected(result.rejected - before, k + 1 - trained_before, train.id)
             if asked.signal:
                 raise Stopped(asked.signal, k + 1, rounds, result, saved is not None)
             if over:

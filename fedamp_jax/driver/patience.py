@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedamp_jax.analysis.accuracy import mean_over_clients
 from fedamp_jax.checks import check_integer, check_type
-from fedamp_jax.driver.history import Run, mean_of
+from fedamp_jax.driver.history import Run
 from fedamp_jax.types import ACCURACY, Metric
 
 
@@ -43,7 +44,7 @@ class Patience:
 
     def __call__(self, result: Run) -> bool:
         """Whether to end the run."""
-        means = np.array([mean_of(scores) for scores in result.metrics[self.metric.name]])
+        means = np.array([mean_over_clients(scores) for scores in result.metrics[self.metric.name]])
         rising = np.where(np.isnan(means), -np.inf, means if self.metric.larger_is_better else -means)
         return bool(len(means)) and len(means) - 1 - int(np.argmax(rising)) >= self.evaluations
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedamp_jax.driver.history import mean_of
+from fedamp_jax.analysis.accuracy import mean_over_clients
 from fedamp_jax.types import Metric
 
 SECONDS = 5.0
@@ -15,7 +15,7 @@ SECONDS = 5.0
 
 def note_of(metric: Metric, scores: np.ndarray) -> str:
     """The progress bar's note on a metric `[M]`: its mean over the clients that have test data."""
-    mean = mean_of(scores)
+    mean = mean_over_clients(scores)
     if np.isnan(mean):
         return ""
     return f"{100 * mean:.2f} %" if metric.name == "accuracy" else f"{metric.name} {mean:.4g}"

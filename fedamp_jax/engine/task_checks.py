@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fedamp_jax.checks import check_type
+from fedamp_jax.programs.jaxpr import unchanged
 from fedamp_jax.programs.kept import kept
 from fedamp_jax.trees import check_float32, path_name
 from fedamp_jax.types import ACCURACY, Array, Batch, Data, Metric, Task, Variables
@@ -118,8 +119,7 @@ def _warn_of_fixed_statistics(task: Task, model: Variables, tree: Any, kinds: tu
         return
     key = jax.eval_shape(lambda: jax.random.key(0))
     program = jax.make_jaxpr(task.loss)(model, _batch(tree, kinds), key).jaxpr
-    given = program.invars[len(jax.tree.leaves(model.params)) :]
-    same = [name for name, old, new in zip(names, given, program.outvars[1:], strict=False) if new is old]
+    same = unchanged(program, program.invars[len(jax.tree.leaves(model.params)) :], names)
     if same:
         warnings.warn(
             f"task.loss returns running statistics as it gets them ({', '.join(same[:3])}), so that predictions use "

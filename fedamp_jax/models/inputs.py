@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedamp_jax.trees import expand_dims_like
 from fedamp_jax.types import Array, PyTree
 
 
@@ -42,7 +43,7 @@ def mask_like(mask: Array, x: Array) -> Array:
         >>> mask_like(jnp.array([True, False]), jnp.zeros((2, 8, 8, 3))).shape
         (2, 1, 1, 1)
     """
-    return mask.reshape(mask.shape + (1,) * (x.ndim - 1))
+    return expand_dims_like(mask, x)
 
 
 def keep_rows(x: Array, mask: Array) -> Array:

@@ -9,6 +9,7 @@ import jax
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedamp_jax.models.inputs import Inputs
+from fedamp_jax.programs.jaxpr import unchanged
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Array, PyTree, Variables
 
@@ -110,12 +111,6 @@ def check_training(
             "mask: let __call__ take `mask`, and call BatchNorm with mask=fedamp_jax.models.mask_like(mask, x)",
             stacklevel=where,
         )
-
-
-def unchanged(program: Any, given: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """The names of the last outputs of a jaxpr that are the very inputs `given`, one by one."""
-    made = program.outvars[len(program.outvars) - len(names) :]
-    return [name for name, old, new in zip(names, given, made, strict=False) if new is old]
 
 
 def warn_of_statistics(names: Sequence[str], advice: str, where: int) -> None:

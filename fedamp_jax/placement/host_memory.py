@@ -8,35 +8,23 @@ and sent.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
-from jax.interpreters import mlir
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import SingleDeviceSharding
 
 from fedamp_jax.checks import check_type
-from fedamp_jax.layout import D, contiguous, with_examples, without_examples
+from fedamp_jax.layout import D, contiguous
+from fedamp_jax.placement import visits
 from fedamp_jax.placement.placement import ByParameters, Placement, is_spread, one_client
+from fedamp_jax.placement.visits import columns_p, host, pieces_of, rows_p
 from fedamp_jax.programs import memory
 from fedamp_jax.programs.jaxpr import OneClient, array_bytes, peak
 from fedamp_jax.programs.kept import kept
-
-BLOCK_BYTES = 1 << 28
-"""So much of all clients' parameters is sent at once to be mixed or compared."""
-
-
-def host() -> Any:
-    """The device that stands for this machine's memory.
-
-    >>> host().platform
-    'cpu'
-    """
-    return jax.local_devices(backend="cpu")[0]
 
 
 @jax.tree_util.register_static
@@ -106,7 +94,7 @@ class InHostMemory(Placement):
 
     def for_each_client(self, step, data, out, *args, work, at_most=None):
         chunk = self.side_by_side(len(work), one_client(step, data, out, *args), at_most)
-        pieces = _pieces(step, chunk, data, out, args)
+        pieces = pieces_of(step, chunk, data, out, args)
         return jax.tree.unflatten(jax.tree.structure(out), pieces.run(work, self.device))
 
     def for_each_pair(self, fn, data, columns, *args, work):
@@ -123,7 +111,7 @@ class InHostMemory(Placement):
         # One program for all blocks of columns: a block is an argument that every chunk of rows gets whole.
         columns = jax.tree.map(fill, columns)
         blocks = [jax.tree.map(lambda a, c=c: a[c : c + chunk], columns) for c in range(0, m, chunk)]
-        pieces = _pieces(step, chunk, data, jnp.zeros((m, chunk), jnp.float32), args, whole=blocks[0])
+        pieces = pieces_of(step, chunk, data, jnp.zeros((m, chunk), jnp.float32), args, whole=blocks[0])
         found = [pieces._replace(whole=jax.tree.leaves(block)).run(work, self.device)[0] for block in blocks]
         return jnp.concatenate(found, axis=1)[:, :m]
 
@@ -164,215 +152,6 @@ def traced(fn: Callable[..., Any], static: tuple, tree: Any, kinds: tuple) -> tu
     made = functools.partial(fn, *static)
     program, out = jax.make_jaxpr(made, return_shape=True)(*jax.tree.unflatten(tree, shapes))
     return program, jax.tree.structure(out)
-
-
-class _Piece:
-    """A traced piece for chunks of so many examples, compiled when the first of them comes."""
-
-    def __init__(self, examples: int, jaxpr: Any):
-        self.examples, self.jaxpr = examples, jaxpr
-
-    @functools.cached_property
-    def compiled(self) -> Any:
-        """A jitted function of `(whole, rows)`, lists of arrays."""
-        count = len(self.jaxpr.constvars)
-
-        def piece(whole: list[Any], rows: list[Any]) -> Any:
-            return jaxpr_as_fun(ClosedJaxpr(self.jaxpr, whole[:count]))(*whole[count:], *rows)
-
-        return jax.jit(piece)
-
-
-class _Pieces(NamedTuple):
-    """What `rows_p` runs for a chunk of clients at a time.
-
-    Attributes:
-        programs: the same piece for chunks of more or fewer examples, that for most first.
-        consts: what the step closes over, such as a global model: arguments, so that a piece serves every round. One
-            program's after the other's.
-        whole: arrays that every chunk gets whole.
-        examples: x and y of all clients, `[T, ...]`, of which a chunk gets its own.
-        bounds: start and size of each client.
-        rows: arrays `[M, ...]` of which a chunk gets rows; the first ones are replaced.
-    """
-
-    programs: tuple[_Piece, ...]
-    consts: list[Any]
-    whole: list[Any]
-    examples: list[Any]
-    bounds: list[Any]
-    rows: list[Any]
-    chunk: int
-
-    def run(self, work: Array, device: Any) -> list[Any]:
-        groups = (self.consts, self.whole, self.examples, self.bounds, self.rows)
-        return rows_p.bind(work, *(a for group in groups for a in group), programs=self.programs, chunk=self.chunk,
-                           lengths=tuple(map(len, groups)), device=device)  # fmt: skip
-
-
-def _pieces(step: Callable[..., Any], chunk: int, data: Any, out: Any, args: tuple, whole: Any = ()) -> _Pieces:
-    """The programs of `step(client, out_i, *args_i, whole)` for `chunk` clients, and their arguments.
-
-    A chunk brings its own clients' examples, whose number varies: programs for several numbers are traced, each a
-    quarter of the one before, and a chunk runs the smallest that has room for it.
-    """
-    own, examples = without_examples(data)
-    own = own._replace(start=None)
-    leaves, tree = jax.tree.flatten((out, own, args))
-    replaced = jax.tree.leaves(out)
-    # An array that is given twice, such as a cloud model as start and as centre, is sent once.
-    sent = replaced + list({id(a): a for a in leaves if not any(a is b for b in replaced)}.values())
-    place = {id(a): i for i, a in enumerate(sent)}
-    all_of, structure = jax.tree.flatten(examples)
-    blocks, block = jax.tree.flatten(whole)
-
-    def piece(whole: list, examples: list, start: Any, *rows: Any) -> list[Any]:
-        extra = (jax.tree.unflatten(block, whole),) if blocks else ()
-
-        def one(start: Any, out: Any, own: Any, args: tuple) -> Any:
-            client = with_examples(own._replace(start=start), jax.tree.unflatten(structure, examples))
-            return step(client, out, *args, *extra)
-
-        trees = jax.tree.unflatten(tree, [rows[place[id(a)]] for a in leaves])
-        return jax.tree.leaves(jax.vmap(one)(start, *trees))
-
-    some = [jax.ShapeDtypeStruct((chunk, *a.shape[1:]), a.dtype) for a in (data.start, *sent)]
-    fixed = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in blocks]
-    programs, consts = [], []
-    for count in _counts(len(data.y), len(data.size), chunk, data.longest):
-        pool = [jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype) for a in all_of]
-        made = jax.make_jaxpr(piece)(fixed, pool, *some)
-        programs.append(_Piece(count, made.jaxpr))
-        consts += made.consts
-    return _Pieces(tuple(programs), consts, blocks, all_of, [data.start, data.size], sent, chunk)
-
-
-def _counts(total: int, clients: int, chunk: int, longest: int) -> list[int]:
-    """Numbers of examples that chunks are compiled for: what the largest may have, and smaller ones.
-
-    >>> _counts(60_000, 2_001, 20, 20_000), _counts(1_000, 20, 5, 50)
-    ([60000, 15000, 3750, 937], [250])
-    """
-    counts = [max(1, min(total, chunk * longest))]
-    small = max(1, (total - longest) // max(1, clients - 1))  # what clients have on average, but for the largest
-    while counts[-1] >= 5 * chunk * small:
-        counts.append(counts[-1] // 4)
-    return counts
-
-
-@kept
-def _jitted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(fn)
-
-
-def _pipelined(pieces: Iterable[Any], compute: Callable, receive: Callable) -> None:
-    """`receive(piece, compute(piece))` for all, where the next piece is on its way before a result is waited for."""
-    waiting = None
-    for piece in pieces:
-        sent = piece, compute(piece)
-        if waiting is not None:
-            receive(*waiting)
-        waiting = sent
-    if waiting is not None:
-        receive(*waiting)
-
-
-def _rows_of(a: Any, rows: np.ndarray) -> Any:
-    return a[rows] if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else np.asarray(a)[rows]
-
-
-def _on_rows(work: Any, *arrays: Any, programs: tuple, chunk: int, lengths: tuple, device: Any) -> list[Any]:
-    """Run the programs for chunks of rows on the device."""
-    consts, whole, examples, (start, size), leaves = _groups(arrays, lengths)
-    fixed: dict[_Piece, list[Any]] = {}
-    new = [np.array(a) for a in leaves[: len(programs[0].jaxpr.outvars)]]
-    examples, start, size, amounts = [np.asarray(a) for a in examples], *map(np.asarray, (start, size, work))
-    order = np.argsort(-amounts, kind="stable")[: np.count_nonzero(amounts)]
-
-    def compute(rows: np.ndarray) -> list[Any]:
-        piece = next((p for p in reversed(programs) if p.examples >= size[rows].sum()), programs[0])
-        if piece not in fixed:
-            before = sum(len(other.jaxpr.constvars) for other in programs[: programs.index(piece)])
-            own = consts[before : before + len(piece.jaxpr.constvars)]
-            fixed[piece] = jax.device_put([*own, *whole], device)
-        own = [np.zeros((piece.examples, *a.shape[1:]), a.dtype) for a in examples]
-        begin = np.cumsum(size[rows]) - size[rows]
-        for i, first in zip(rows, begin):
-            for mine, a in zip(own, examples):
-                mine[first : first + size[i]] = a[start[i] : start[i] + size[i]]
-        full = np.resize(rows, chunk)  # the last chunk is filled up with rows that it has already
-        sent = [*own, np.resize(begin, chunk).astype(np.int32), *(_rows_of(a, full) for a in leaves)]
-        return piece.compiled(fixed[piece], jax.device_put(sent, device))
-
-    def receive(rows: np.ndarray, results: list[Any]) -> None:
-        for a, result in zip(new, results):
-            a[rows] = np.asarray(result)[: len(rows)]
-
-    _pipelined((order[i : i + chunk] for i in range(0, len(order), chunk)), compute, receive)
-    return _to_host(new)
-
-
-def _groups(arrays: Any, lengths: tuple) -> list[list[Any]]:
-    """The groups of `_Pieces` in the arguments of `rows_p`, but for the first one, which is `work`."""
-    ends = np.cumsum(lengths)
-    return [list(arrays[end - n : end]) for n, end in zip(lengths, ends)]
-
-
-def _on_columns(fixed: Any, *leaves: Any, fn: Callable[..., Any], add: bool, device: Any) -> list[Any]:
-    """Run `fn` for blocks of columns on the device."""
-    m = leaves[0].shape[0]
-    flats = [np.asarray(a).reshape(m, -1) for a in leaves]
-    width = max(1, BLOCK_BYTES // (m * flats[0].itemsize))
-    new = [np.zeros((m, m), np.float32)] if add else [np.empty_like(a) for a in flats]
-    fixed = jax.device_put(fixed, device)
-
-    def compute(piece: tuple[int, slice]) -> Any:
-        i, columns = piece
-        return _jitted(fn)(jax.device_put(flats[i][:, columns], device), fixed)
-
-    def receive(piece: tuple[int, slice], result: Any) -> None:
-        i, columns = piece
-        if add:
-            new[0] += np.asarray(result)
-        else:
-            new[i][:, columns] = np.asarray(result)
-
-    starts = ((i, start) for i, a in enumerate(flats) for start in range(0, a.shape[1], width))
-    _pipelined(((i, slice(start, start + width)) for i, start in starts), compute, receive)
-    return _to_host(new if add else [a.reshape(leaf.shape) for a, leaf in zip(new, leaves)])
-
-
-def _to_host(arrays: list[Any]) -> list[Any]:
-    """NumPy's arrays as JAX's, each copied and released before the next."""
-    for i in range(len(arrays)):
-        arrays[i] = jax.device_put(arrays[i], host())
-    return arrays
-
-
-def _refuse_compilation(*_: Any, **__: Any) -> Any:
-    raise TypeError(
-        "clients in the host's memory cannot be part of a compiled program: call fedamp_jax.round, fedamp_jax.evaluate "
-        "or fedamp_jax.run outside of jax.jit, or use another placement"
-    )
-
-
-rows_p = Primitive("rows_on_device")
-rows_p.multiple_results = True
-rows_p.def_impl(_on_rows)
-rows_p.def_abstract_eval(
-    lambda work, *arrays, programs, chunk, lengths, device: list(
-        _groups(arrays, lengths)[-1][: len(programs[0].jaxpr.outvars)]
-    )
-)
-
-columns_p = Primitive("columns_on_device")
-columns_p.multiple_results = True
-columns_p.def_impl(_on_columns)
-columns_p.def_abstract_eval(
-    lambda fixed, *leaves, fn, add, device: [leaves[0].update(shape=(leaves[0].shape[0],) * 2)] if add else list(leaves)
-)
-for _primitive in (rows_p, columns_p):
-    mlir.register_lowering(_primitive, _refuse_compilation)
 
 
 class HostEstimate(NamedTuple):
@@ -416,7 +195,7 @@ def _on_device(eqn: Any) -> int:
     """Bytes on the device for one of the pieces of work that an equation sends there."""
     if eqn.primitive is columns_p:
         fixed, *leaves = (v.aval for v in eqn.invars)
-        block = min(BLOCK_BYTES, max(map(array_bytes, leaves)))
+        block = min(visits.BLOCK_BYTES, max(map(array_bytes, leaves)))
         return array_bytes(fixed) + 2 * block + 2 * (array_bytes(eqn.outvars[0].aval) if eqn.params["add"] else block)
     there, piece = SingleDeviceSharding(eqn.params["device"]), eqn.params["programs"][0]
     jaxpr = piece.jaxpr

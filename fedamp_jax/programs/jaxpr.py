@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -44,6 +44,17 @@ def equations(program: Any) -> Iterator[Any]:
         yield eqn
         for inner in inside(eqn):
             yield from equations(inner)
+
+
+def unchanged(program: Any, given: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """The names of the last outputs of a jaxpr that are the very inputs `given`, one by one.
+
+    >>> program = jax.make_jaxpr(lambda a, b: (a + b, b, 2 * a))(1.0, 2.0).jaxpr
+    >>> unchanged(program, [program.invars[1], program.invars[0]], ["b", "a"])
+    ['b']
+    """
+    made = program.outvars[len(program.outvars) - len(names) :]
+    return [name for name, old, new in zip(names, given, made, strict=False) if new is old]
 
 
 def inside(eqn: Any) -> list[Any]:

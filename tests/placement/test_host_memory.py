@@ -11,7 +11,7 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Checkpoint, Participation, Solver
 from fedamp_jax.engine import server
-from fedamp_jax.placement import InHostMemory, host_memory
+from fedamp_jax.placement import InHostMemory, visits
 from tests.registry import ENTRIES, federation, find, make
 
 KEY = jax.random.key(3)
@@ -46,7 +46,7 @@ def test_results_are_those_of_all_clients_on_the_device(entry):
     np.testing.assert_allclose(pieces.loss, whole.loss, rtol=1e-5)
     if whole.xi is not None:
         np.testing.assert_allclose(pieces.xi, whole.xi, rtol=1e-4, atol=1e-6)
-    assert {d for a in jax.tree.leaves(pieces.state) for d in a.devices()} == {host_memory.host()}
+    assert {d for a in jax.tree.leaves(pieces.state) for d in a.devices()} == {visits.host()}
 
 
 def test_only_pieces_are_on_the_device(monkeypatch):
@@ -61,7 +61,7 @@ def test_only_pieces_are_on_the_device(monkeypatch):
         return put(a, to)
 
     monkeypatch.setattr(jax, "device_put", watched)
-    monkeypatch.setattr(host_memory, "BLOCK_BYTES", 7 * 64 * 4)
+    monkeypatch.setattr(visits, "BLOCK_BYTES", 7 * 64 * 4)
     task = fedamp_jax.models.mlp(classes=10, shape=(20,))
     rng = np.random.default_rng(0)
     data = fedamp_jax.data.from_lists(list(rng.normal(size=(7, 5, 20)).astype(np.float32)), [np.arange(5)] * 7)
@@ -111,7 +111,7 @@ def test_a_chunk_brings_its_own_examples(monkeypatch):
 @pytest.mark.parametrize("block", [24, 1 << 20])
 def test_columns_in_blocks(block, monkeypatch):
     """Mixtures and distances block by block equal those at once. Failed with sums of the last block alone."""
-    monkeypatch.setattr(host_memory, "BLOCK_BYTES", 6 * 4 * block)
+    monkeypatch.setattr(visits, "BLOCK_BYTES", 6 * 4 * block)
     rng = np.random.default_rng(1)
     tree = {"a": rng.normal(size=(6, 5, 7)), "b": rng.normal(size=(6,)), "c": rng.normal(size=(6, 24))}
     tree = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), tree)

@@ -14,7 +14,7 @@ import fedamp_jax
 from fedamp_jax import Solver, data
 from fedamp_jax.driver.evaluation import compiled_personal_scores
 from fedamp_jax.driver.rounds import compiled_round
-from fedamp_jax.placement import InHostMemory, OnMesh, host_memory
+from fedamp_jax.placement import InHostMemory, OnMesh, host_memory, visits
 from fedamp_jax.programs import cost, memory
 from fedamp_jax.programs.accelerators import accelerator
 from fedamp_jax.programs.jaxpr import equations
@@ -98,7 +98,7 @@ def test_pieces_of_clients_in_host_memory(name, mesh):
     leaves, tree = jax.tree.flatten((place.state_shapes(algorithm, KEY, spread), spread, KEY))
     kinds = tuple((a.shape, a.dtype, False) for a in leaves)
     program, _ = host_memory.traced(compiled_round.__wrapped__, (algorithm.round,), tree, kinds)
-    blocks = [eqn for eqn in equations(program) if eqn.primitive is host_memory.columns_p]
+    blocks = [eqn for eqn in equations(program) if eqn.primitive is visits.columns_p]
     assert bool(blocks) == (name in ("fedamp", "pfedgraph", "fedfomo"))
     there = SingleDeviceSharding(place.device)
     for fn in {eqn.params["fn"] for eqn in blocks}:
