@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from fedamp_jax.checks import check_number
+from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.engine import server
 from fedamp_jax.engine.hyperparameters import at_round
 from fedamp_jax.placement.placement import ByParameters
@@ -81,6 +81,51 @@ def perplexity(k: Any) -> Perplexity:
     """
     check_number("k of perplexity(k)", k, low=1, strict=False)
     return Perplexity(k)
+
+
+class Auto(NamedTuple):
+    """In place of sigma: each client finds how many others to learn from, see `auto`. Attributes: after: rounds.
+    errors: standard errors."""
+
+    after: int
+    errors: float
+
+
+def auto(after: int = 10, errors: float = 2.0) -> Auto:
+    """A perplexity for each client, found by the client itself: a few others where groups disagree, all where not.
+
+    For the first `after` rounds every client gets the mean of all models. Then it judges, once, what it could receive
+    instead: mixtures of the others' models with perplexities 1, 2, 3, 4, 6, 8, 12, 16 and so on, and the mean of all
+    others. It computes the losses of its own examples under each, without training, and takes the perplexity whose
+    mean loss is surest to be below that of the mean of all others: the one with the least `d + errors * s`, where d is
+    the mean over its examples of the difference of the losses, and s the standard error of d. If none is below 0, it
+    goes on with the mean of all. A client with perplexity k has the self weight `1 / (k + 1)`.
+
+    While all receive the same mixture, each model has learnt equally little from the client's own examples, so that
+    these can tell how well the models suit it. Later they cannot: the models of those who collaborate with the client
+    have been fitted to its examples, and seem better to it than they are. So a client that chose does not choose again.
+    A client that is away chooses in the first round in which it is there, and so does one that joins.
+
+    Not in Huang et al. 2021. As with `perplexity`, their convergence theorems do not hold.
+
+    Args:
+        after: rounds before the choice, at least 1; enough that models have learnt something, and few of all rounds.
+        errors: the number of standard errors, at least 0. The larger, the more clients collaborate.
+
+    Returns:
+        What `fedamp` and `heurfedamp` take as `sigma`, without a `self_weight`.
+
+    Raises:
+        TypeError, ValueError: if an argument is out of range or of the wrong kind.
+
+    >>> import optax, fedamp_jax
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> solver = fedamp_jax.Solver(optax.adam(1e-3))
+    >>> algorithm = fedamp_jax.fedamp(task, solver, sigma=auto(), self_weight=None)
+    """
+    check_integer("after of auto(after)", after, low=1)
+    check_number("errors of auto(errors)", errors, low=0, strict=False)
+    return Auto(after, errors)
 
 
 def scales(score: Callable[[Array], Array], t: Array, edges: Array, k: Array) -> Array:
@@ -271,6 +316,11 @@ def heurfedamp_weights(
 
 def check_hyperparameters(sigma: Any, self_weight: Any) -> None:
     """Validate what FedAMP and HeurFedAMP share."""
+    if isinstance(sigma, Auto):
+        auto(*sigma)
+        if self_weight is not None:
+            raise ValueError("sigma=auto() finds the self weights, too, 1 / (k + 1) for perplexity k: leave them out")
+        return
     if isinstance(sigma, Perplexity):
         if self_weight is None:
             raise ValueError("sigma=perplexity(k) needs a self_weight: it is a property of normalised weights")

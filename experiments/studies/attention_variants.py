@@ -144,7 +144,8 @@ def other_weights(task: Task, solver: Solver, self_weight: Any, federation: Fede
 
         def of_round(models: ByParameters, edges: Any, k: Any, data: Any, *remembered: Any) -> Any:
             own = broadcast_to_clients("self_weight", self_weight, data)
-            return weights(models, edges, k, own, *remembered)
+            xi = weights(models, edges, k, own, *remembered)
+            return (xi, *remembered) if remembered else xi
 
         term = proximal(ALPHA, paper_values.LAMBDA)
         return fedamp_jax.attentive(task, solver, of_round, memory=memory, **term)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedamp_jax import attention
+from fedamp_jax.algorithms import collaborators
 from fedamp_jax.checks import check_choice, check_number
 from fedamp_jax.engine import (
     Local,
@@ -75,7 +76,7 @@ def attentive(
             for `server.sq_dists`, `server.cosines` and the like, `models.tree` has them as leaves `[M, ...]`;
             `edges [M, M]` bool says which models may reach which clients, never the client's own; `k` is the round.
             A row without edges has to be the identity's, as `attention.normalize` makes it.
-        memory: what the weights remember, which they get as a fifth argument; None: nothing.
+        memory: what the weights remember. They get it as a fifth argument, and return `(xi, memory)`; None: nothing.
         penalty: `(u_i, k, *numbers_i) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
         numbers: `(k, data) -> ([M], ...)`, the clients' own numbers for the penalty; None for none.
         examples: `client -> client`, the examples that ONE client trains on; None for all.
@@ -94,6 +95,7 @@ def attentive(
 
     >>> import jax.numpy as jnp, optax, fedamp_jax
     >>> from fedamp_jax import attention
+from fedamp_jax.algorithms import collaborators
     >>> from fedamp_jax.engine import server
     >>> def nearest(models, edges, k, data):
     ...     return attention.normalize(-server.sq_dists(models), edges, jnp.float32(0.5))
@@ -116,8 +118,11 @@ def attentive(
         models = place.by_parameters(mine.params)
         sends = data.online if stale == "exclude" else data.size > 0
         edges = attention.edges(*place.replicate((data.online, sends)))
-        remembered = () if memory is None else (state.memory,)
-        xi = place.replicate(weights(models, edges, k, data, *remembered))
+        if memory is None:
+            xi, remembered = weights(models, edges, k, data), ()
+        else:
+            xi, remembered = weights(models, edges, k, data, state.memory)
+        xi = place.replicate(xi)
         error = None
         if explain is not None:
             # With a negative self weight u_i is no convex combination, so no client trains.
@@ -135,7 +140,7 @@ def attentive(
 
         clients, info = for_each_client(solver, data, local, state.clients, begin, cloud, *of_each, key=key)
         info = info._replace(xi=xi, error=error)
-        remembered = state.memory if memory is None else memory.update(state.memory, begin, info)
+        remembered = remembered if memory is None else memory.update(remembered, begin, info)
         return FedAMPState(clients, k + 1, remembered), info
 
     def personalize(key, state, data):
@@ -181,10 +186,12 @@ def fedamp(
     Args:
         task, solver: the model and local training.
         sigma: scale of squared distances, greater than 0; of the order of `||w_i - w_j||^2` between similar clients.
-            Or `attention.perplexity(k)`, which finds each client's own in every round.
+            Or `attention.perplexity(k)`, which finds each client's own in every round, or `attention.auto()`, with which
+            clients find k.
         self_weight: None for Eq. 5 as printed, `xi_ii = 1 - sum_j xi_ij`, which needs a small alpha; or a number in
             [0, 1], or one per client `[M]`: then the others' weights are normalised to `1 - xi_ii`. Appendix C takes
-            `1 / (N_i + 1)`, N_i being the number of other clients with the same distribution.
+            `1 / (N_i + 1)`, N_i being the number of other clients with the same distribution. With `attention.auto()`
+            None, and `1 / (k_i + 1)` follows.
         alpha: step size alpha_k, greater than 0. By default Appendix C's: 1e4, falling by 0.1 every 30 rounds, from the
             61st round on 100. With `self_weight` it only sets the weight of the proximal term.
         lam: weight of the proximal term, at least 0; one per client `[M]`, or as alpha a number, a schedule or a
@@ -213,10 +220,16 @@ def fedamp(
             f"slope must be a function, fedamp_jax.attention.neg_exp, scad, mcp or one of your own, got {slope!r}"
         )
 
+    def of(models, edges, sigma, own, alpha=1.0):
+        return attention.fedamp_weights(models, edges, sigma=sigma, alpha=alpha, slope=slope, self_weight=own)
+
+    if isinstance(sigma, attention.Auto):
+        weights, memory = collaborators.found(task, solver, sigma, of)
+        return attentive(task, solver, weights, memory=memory, **proximal(alpha, lam), **shared)
+
     def weights(models, edges, k, data):
         own = None if self_weight is None else of_clients("self_weight", self_weight, k, data)
-        return attention.fedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k),
-                                        alpha=at_round(alpha, k), slope=slope, self_weight=own)  # fmt: skip
+        return of(models, edges, attention.sigma_at_round(sigma, k), own, at_round(alpha, k))
 
     explain = attention.explain if self_weight is None or attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

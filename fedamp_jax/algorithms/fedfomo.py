@@ -76,7 +76,7 @@ def fedfomo(
         gain = jnp.where((edges | own) & data.online[:, None], gain, 0.0)
         total = jnp.sum(gain, axis=1, keepdims=True)
         known = (total > 0) & jnp.isfinite(total)
-        return jnp.where(known, gain / jnp.where(known, total, 1.0), own.astype(jnp.float32))
+        return jnp.where(known, gain / jnp.where(known, total, 1.0), own.astype(jnp.float32)), received
 
     def remember(received, begin, info):
         return where((info.epochs > 0) & ~info.rejected, begin, received)

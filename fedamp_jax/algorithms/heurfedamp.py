@@ -3,6 +3,7 @@
 from typing import Any, Unpack
 
 from fedamp_jax import attention
+from fedamp_jax.algorithms import collaborators
 from fedamp_jax.algorithms.fedamp import ALPHA, Shared, attentive, proximal
 from fedamp_jax.engine import Solver, of_clients
 from fedamp_jax.types import Algorithm, Task
@@ -23,8 +24,10 @@ def heurfedamp(
     Args:
         task: the model.
         solver: local training.
-        sigma: sharpness of the softmax over cosines, greater than 0; or `attention.perplexity(k)`.
-        self_weight: xi_ii, a number in [0, 1] or one per client `[M]`; Appendix C takes `1 / (N_i + 1)`.
+        sigma: sharpness of the softmax over cosines, greater than 0; or `attention.perplexity(k)` or
+            `attention.auto()`, as in `fedamp`.
+        self_weight: xi_ii, a number in [0, 1] or one per client `[M]`; Appendix C takes `1 / (N_i + 1)`. None with
+            `attention.auto()`.
         alpha: as in `fedamp`; here it only sets the proximal weight `lam / (2 alpha_k)`.
         lam: as in `fedamp`.
         **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
@@ -41,13 +44,20 @@ def heurfedamp(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.heurfedamp(task, fedamp_jax.Solver(optax.adam(1e-3)), sigma=25.0, self_weight=1 / 21)
     """
-    if self_weight is None:
+    if self_weight is None and not isinstance(sigma, attention.Auto):
         raise ValueError("self_weight must be given for heurfedamp: Eq. 8 treats xi_ii as a hyper-parameter in [0, 1]")
     attention.check_hyperparameters(sigma, self_weight)
 
+    def of(models, edges, sigma, own):
+        return attention.heurfedamp_weights(models, edges, sigma=sigma, self_weight=own)
+
+    if isinstance(sigma, attention.Auto):
+        weights, memory = collaborators.found(task, solver, sigma, of)
+        return attentive(task, solver, weights, memory=memory, **proximal(alpha, lam), **shared)
+
     def weights(models, edges, k, data):
         own = of_clients("self_weight", self_weight, k, data)
-        return attention.heurfedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k), self_weight=own)
+        return of(models, edges, attention.sigma_at_round(sigma, k), own)
 
     explain = attention.explain if attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

@@ -64,7 +64,7 @@ def pfedgraph(
         # optax divides floats by integer counts, which are of 64 bits where these are allowed.
         with jax.numpy_dtype_promotion("standard"), jax.enable_x64(False):
             rows = jax.vmap(projection_simplex)(jnp.where(edges | own, score, _FAR))
-        return jnp.where(online[:, None], rows, own.astype(jnp.float32))
+        return jnp.where(online[:, None], rows, own.astype(jnp.float32)), initial
 
     def penalty(cloud, k):
         weight = jnp.where(k > 0, at_round(mu, k), 0.0)

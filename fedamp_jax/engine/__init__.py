@@ -26,7 +26,7 @@ from fedamp_jax.engine.minibatches import (
     take_batch,
 )
 from fedamp_jax.engine.solver import Local, Penalty, Prox, Solver, check_parts, solve
-from fedamp_jax.engine.validation import cross_losses, split_client
+from fedamp_jax.engine.validation import cross_losses, loss_difference, split_client
 
 __all__ = [
     "Local",
@@ -47,6 +47,7 @@ __all__ = [
     "init_clients",
     "init_model",
     "init_optimizer",
+    "loss_difference",
     "mean_loss",
     "of_clients",
     "resample_epochs",

@@ -1,14 +1,16 @@
 """Validation data: a division of each client's examples, and every client's loss under other clients' models."""
 
+import dataclasses
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from fedamp_jax.engine.clients import stream
-from fedamp_jax.engine.minibatches import mean_loss
+from fedamp_jax.engine.minibatches import for_each_minibatch, mean_loss
 from fedamp_jax.engine.solver import Solver
 from fedamp_jax.kernels.shuffle import seed_of
-from fedamp_jax.types import Array, Data, Task, Variables, View
+from fedamp_jax.types import Array, Batch, Data, PyTree, Task, Variables, View
 
 
 def split_client(client: Data, share: float, key: Array) -> tuple[Data, Data]:
@@ -72,3 +74,54 @@ def cross_losses(
 
     work = jnp.where(data.online, data.size, 0)
     return data.placement.for_each_pair(loss, data, models, work=work)
+
+
+def loss_difference(
+    task: Task, solver: Solver, client: Data, one: Variables, other: Variables
+) -> tuple[Array, Array]:
+    """By how much the loss of ONE client's examples is larger under a model than under another.
+
+    Args:
+        task: the model.
+        solver: for the batch size.
+        client: ONE client's `Data`.
+        one, other: the models.
+
+    Returns:
+        `(difference, error)`, `[]` float32: the mean over the examples of the difference of their losses, and its
+        standard error, infinite for fewer than two examples. Losses are those of training: dropout is active, with the
+        same key for both models. Where examples depend on each other, as BatchNorm makes them, those of eight are
+        computed together, and the error is that of the mean over such groups.
+
+    >>> import jax, optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> one, other = map(task.init, jax.random.split(jax.random.key(0)))
+    >>> solver = fedamp_jax.Solver(optax.sgd(0.1))
+    >>> difference, error = loss_difference(task, solver, train.client(0), one, other)
+    >>> bool(abs(difference) < 1), bool(error > 0)
+    (True, True)
+    """
+    coupled = bool(jax.tree.leaves(one.stats))
+    solver = dataclasses.replace(solver, batch_size=min(solver.batch_size, 8)) if coupled else solver
+
+    def add(sums: Array, batch: Batch, key: Array) -> Array:
+        rows = batch.x, batch.y, batch.mask, batch.rows
+        groups = jax.tree.map(lambda a: a[None] if coupled else a[:, None], rows)
+
+        def difference(x: PyTree, y: Array, mask: Array, at: Array) -> Array:
+            group = Batch(x, y, mask, batch.classes, at)
+            return task.loss(one, group, key)[0] - task.loss(other, group, key)[0]
+
+        count = jnp.sum(groups[2], axis=1, dtype=jnp.float32)
+        d = jnp.where(count > 0, jax.vmap(difference)(*groups), 0.0)
+        powers = count, count * d, count**2, count**2 * d, (count * d) ** 2, jnp.where(count > 0, 1.0, 0.0)
+        return sums + jnp.stack([jnp.sum(a) for a in powers])
+
+    sums = for_each_minibatch(solver, client, add, jnp.zeros((6,), jnp.float32), jax.random.key(0), shuffle=False)[0]
+    n, total, *squares, groups = sums
+    mean = total / n
+    variance = (squares[2] - 2.0 * mean * squares[1] + mean**2 * squares[0]) / n**2
+    several = groups > 1
+    error = jnp.sqrt(jnp.maximum(variance, 0.0) * groups / jnp.where(several, groups - 1.0, 1.0))
+    return mean, jnp.where(several, error, jnp.inf)

@@ -1,0 +1,89 @@
+"""How many others each client learns from, found by the clients themselves: `attention.auto` in place of a sigma."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedamp_jax.attention import Auto, Memory, Perplexity, normalize
+from fedamp_jax.engine import Solver, loss_difference, server
+from fedamp_jax.placement.placement import ByParameters
+from fedamp_jax.types import Array, Data, PyTree, Task, Variables
+
+Weights = Callable[[ByParameters, Array, Perplexity, Array], Array]
+"""`(models, edges [M, M], perplexity, self_weight [M]) -> xi [M, M]`: of `attention`, such as `fedamp_weights`."""
+
+
+def candidates(others: int) -> tuple[int, ...]:
+    """The perplexities that a client with so many others compares with the mean of all: powers of 2, and 3 times them.
+
+    >>> candidates(19)
+    (1, 2, 3, 4, 6, 8, 12, 16)
+    """
+    powers = [2**n for n in range(others.bit_length() + 1)]
+    return tuple(sorted(k for k in {*powers, *(3 * p for p in powers)} if k < others))
+
+
+class Chosen(NamedTuple):
+    """What is remembered. Attributes: perplexity: `[M]` float32, 0 before a client has chosen, and `M` for the mean of
+    all others. stats: `[M, ...]`, the running statistics that training began with, for the losses."""
+
+    perplexity: Array
+    stats: PyTree
+
+
+def found(
+    task: Task, solver: Solver, auto: Auto, weights: Weights
+) -> tuple[Callable[..., tuple[Array, Chosen]], Memory]:
+    """Arguments of `attentive`: weights with the perplexities that clients chose, and what remembers these.
+
+    Args:
+        task: the model.
+        solver: for the batch size.
+        auto: when clients choose, and how sure they are to be.
+        weights: those of given perplexities.
+
+    Returns:
+        `(weights, memory)`; the memory is a `Chosen`.
+    """
+
+    def row(models: ByParameters, edges: Array, k: Array, own: Array) -> Array:
+        others = jnp.sum(edges, axis=1, dtype=jnp.float32)
+        some = weights(models, edges, Perplexity(jnp.maximum(k, 1.0)[:, None]), own)
+        equal = normalize(jnp.zeros(edges.shape, jnp.float32), edges, own)
+        return jnp.where((k < others)[:, None], some, equal)
+
+    def choice(models: ByParameters, edges: Array, data: Data, stats: PyTree, work: Array) -> Array:
+        """`[M]` float32, the perplexity that each client with `work` chooses."""
+
+        def bound(client, _, running, received, mean):
+            mine, theirs = Variables(received, running), Variables(mean, running)
+            difference, error = loss_difference(task, solver, client, mine, theirs)
+            return difference + auto.errors * error
+
+        m, place = len(edges), data.placement
+        zero = jnp.zeros((m,), jnp.float32)
+        mean = server.mix(row(models, edges, zero + m, zero), models)
+        chosen, least = zero + m, zero
+        for k in reversed(candidates(m - 1)):  # of two that are equally good, the larger
+            received = server.mix(row(models, edges, zero + k, zero), models)
+            surest = place.for_each_client(bound, data, zero, stats, received, mean, work=work)
+            better = surest < least  # what is not finite is not
+            chosen, least = jnp.where(better, jnp.float32(k), chosen), jnp.where(better, surest, least)
+        return chosen
+
+    def of_round(models, edges, k, data, old):
+        asks = data.online & (old.perplexity == 0) & (k >= auto.after)
+        chosen = choice(models, edges, data, old.stats, jnp.where(asks, data.size, 0))
+        perplexity = jnp.where(asks, chosen, old.perplexity)
+        m = len(edges)
+        k = jnp.where(perplexity == 0, m, perplexity)
+        others = jnp.sum(edges, axis=1, dtype=jnp.float32)
+        return row(models, edges, k, 1.0 / (jnp.minimum(k, others) + 1.0)), Chosen(perplexity, old.stats)
+
+    def init(start: Variables) -> Chosen:
+        m = jax.tree.leaves(start.params)[0].shape[0]
+        return Chosen(jnp.zeros((m,), jnp.float32), start.stats)
+
+    return of_round, Memory(init, lambda chosen, begin, info: chosen._replace(stats=begin.stats))
