@@ -91,7 +91,7 @@ def test_labels_of_a_client_follow_one_permutation():
 
 
 def test_four_groups_are_turned_by_quarters_exactly():
-    """Training and test images alike, labels untouched. Failed with clockwise turns and with interpolation."""
+    """Training and test images alike, labels untouched. Failed with clockwise turns."""
     part = dealt(8, 4)
     other = data.shifted(DIGITS, part, "rotation", seed=0)
     assert other.y_train is DIGITS.y_train and other.y_test is DIGITS.y_test
