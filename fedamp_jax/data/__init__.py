@@ -16,12 +16,14 @@ from fedamp_jax.data import partition
 from fedamp_jax.data.checks import check_pair
 from fedamp_jax.data.federations import SETTINGS, Federation, balanced, federation, small
 from fedamp_jax.data.select import concatenate, hold_out
+from fedamp_jax.data.shifts import SHIFTS, shifted
 from fedamp_jax.data.sources import NAMES, Omniglot, Source, load
 from fedamp_jax.data.stack import from_indices, from_lists, from_table
 
 __all__ = [
     "NAMES",
     "SETTINGS",
+    "SHIFTS",
     "Federation",
     "Omniglot",
     "Source",
@@ -35,5 +37,6 @@ __all__ = [
     "hold_out",
     "load",
     "partition",
+    "shifted",
     "small",
 ]

@@ -1,19 +1,20 @@
 """The clients of the FedAMP paper's experiments, by data set and setting."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax.checks import check_choice, check_integer
+from fedamp_jax.checks import check_choice, check_integer, check_number
 from fedamp_jax.data import partition
 from fedamp_jax.data.checks import check_pair
-from fedamp_jax.data.sources import Source, load
+from fedamp_jax.data.shifts import SHIFTS, check_groups, shifted
+from fedamp_jax.data.sources import NAMES, Source, classes_of, load
 from fedamp_jax.data.stack import from_indices
 from fedamp_jax.layout import contiguous
 from fedamp_jax.types import Data
 
-SETTINGS = ("iid", "pathological", "practical", "dirichlet", "dirichlet-balanced", "shards", "quantity")
+SETTINGS = ("iid", "pathological", "practical", "dirichlet", "dirichlet-balanced", "shards", "quantity", "concept")
 _CLIENTS = {"digits": 20, "emnist": 62}  # all other data sets: 100 (Huang et al. 2021, Section 7 and Appendix C)
 _TEST_SIZE = {"digits": 25}  # all other data sets: 100
 
@@ -41,6 +42,9 @@ def federation(
     source: Source | None = None,
     clients: int | None = None,
     alpha: float = 0.1,
+    shift: str | None = None,
+    groups: int | None = None,
+    strength: float | None = None,
 ) -> Federation:
     """Loads a data set and partitions it over clients as in Huang et al. 2021, Section 7 and Appendix C.
 
@@ -48,19 +52,24 @@ def federation(
         name: name of the data set, see `load`.
         setting: `"iid"`, `"pathological"` (two classes per client) or `"practical"` (groups with dominating classes).
             Not in the paper: `"dirichlet"`, `"dirichlet-balanced"`, `"shards"` and `"quantity"`, see
-            `partition.dirichlet`, `partition.shards` and `partition.quantity_skew`.
+            `partition.dirichlet`, `partition.shards` and `partition.quantity_skew`, and `"concept"`, groups of clients
+            that disagree, see `partition.concept` and `shifted`.
         data_dir: folder of `<name>.npz`, see `load`.
         seed: seed of the partition.
         source: the data set, if it has been loaded already.
         clients: their number. None: 100; 62 for emnist, 20 for digits, which is not in the paper. In the practical
             setting the data set decides it.
         alpha: concentration of the Dirichlet distribution, in the settings that have one.
+        shift: what the groups of `"concept"` disagree about, one of `SHIFTS`. None: `"labels"`.
+        groups: their number. None: 5.
+        strength: how much they disagree, from 0 to 1. None: 1.
 
     Returns:
         A `Federation`.
 
     Raises:
-        ValueError: if the name or setting is unknown, or the name is omniglot, which has clients of its own.
+        ValueError: if the name or setting is unknown, or the name is omniglot, which has clients of its own; if shift,
+            groups or strength are given in another setting than `"concept"`, or are none that the data set can have.
         FileNotFoundError, OSError: see `load`.
 
     >>> train, test, groups = federation("digits")
@@ -70,6 +79,9 @@ def federation(
     check_choice("setting", setting, SETTINGS)
     if clients is not None:
         check_integer("clients", clients, low=1)
+    concept = _concept(setting, {"shift": shift, "groups": groups, "strength": strength})
+    if concept and source is None and name in NAMES and name != "omniglot":
+        check_groups(concept["shift"], concept["groups"], classes_of(name))
     found = source or load(name, data_dir)
     if not isinstance(found, Source):
         raise ValueError(f"{name}'s clients are its alphabets: use `fedamp_jax.data.partition.omniglot`")
@@ -87,14 +99,31 @@ def federation(
         part = partition.shards(y_train, y_test, clients, seed=seed)
     elif setting == "quantity":
         part = partition.quantity_skew(y_train, y_test, clients, alpha, seed=seed)
+    elif setting == "concept":
+        part = partition.concept(y_train, y_test, clients, concept["groups"], seed=seed)
+        found = shifted(found, part, concept["shift"], concept["strength"], seed=seed)
     else:
         coarse = None if found.coarse_train is None else partition.superclasses(y_train, found.coarse_train)
-        groups = partition.practical_groups(name, coarse)
-        part = partition.practical(y_train, y_test, groups, seed=seed, test_size=_TEST_SIZE.get(name, 100))
-    train = from_indices(found.x_train, y_train, part.train, classes=found.classes)
-    test = from_indices(found.x_test, y_test, part.test, classes=found.classes)
+        of_paper = partition.practical_groups(name, coarse)
+        part = partition.practical(y_train, y_test, of_paper, seed=seed, test_size=_TEST_SIZE.get(name, 100))
+    train = from_indices(found.x_train, found.y_train, part.train, classes=found.classes)
+    test = from_indices(found.x_test, found.y_test, part.test, classes=found.classes)
     check_pair(train, test)
     return Federation(train, test, part.groups)
+
+
+def _concept(setting: str, given: dict[str, Any]) -> dict[str, Any]:
+    """How the groups of the setting `"concept"` disagree, checked; nothing in other settings, which refuse it."""
+    if setting != "concept":
+        for name in (name for name, value in given.items() if value is not None):
+            raise ValueError(f"{name} is for the setting 'concept', not for {setting!r}: leave it out")
+        return {}
+    usual = {"shift": "labels", "groups": 5, "strength": 1.0}
+    concept = {name: usual[name] if value is None else value for name, value in given.items()}
+    check_choice("shift", concept["shift"], SHIFTS)
+    check_integer("groups", concept["groups"], low=2)
+    check_number("strength", concept["strength"], low=0, high=1, strict=False)
+    return concept
 
 
 def clients_of(name: str) -> int:

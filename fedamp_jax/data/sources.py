@@ -171,6 +171,15 @@ _KINDS = {
 NAMES = ("digits", *_KINDS)
 
 
+def classes_of(name: str) -> int:
+    """The number of classes of a data set with a split, without reading it.
+
+    >>> classes_of("digits"), classes_of("emnist")
+    (10, 62)
+    """
+    return 10 if name == "digits" else int(_KINDS[name].schema["y_train"])  # pyright: ignore[reportArgumentType]
+
+
 def _needed(name: str) -> str:
     """The arrays that the npz must contain, one per line, for messages."""
     return "\n".join(
@@ -375,4 +384,4 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source | 
         arrays = _read(name, path) if path.is_file() else _prepare(name, path)
     if name == "omniglot":
         return Omniglot(name, **arrays)
-    return Source(name=name, classes=int(_KINDS[name].schema["y_train"]), **arrays)  # pyright: ignore[reportArgumentType]
+    return Source(name=name, classes=classes_of(name), **arrays)  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,6 @@
 """The experiments by name, as the command `fedamp` has them; `experiments/` beside the package spells them out."""
 
+from fedamp_jax.experiments.concept import CONCEPT
 from fedamp_jax.experiments.degrees import DEGREES
 from fedamp_jax.experiments.dirichlet import DIRICHLET
 from fedamp_jax.experiments.fedamp_paper import experiment
@@ -24,6 +25,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         for name, text in _PAPER.items()
     },
     "dirichlet": DIRICHLET,
+    "concept": CONCEPT,
     "degrees": DEGREES,
     "omniglot": OMNIGLOT,
 }

@@ -134,11 +134,12 @@ def methods(
 def setup(options: Options, federation: Federation, task: Task, solver: Solver | None = None) -> registry.Setup:
     """What the methods' hyper-parameters follow from; `solver` in place of that of the options."""
     training, setting = options.training, setting_of(options)
+    k = paper_values.perplexity(setting, federation)
     return registry.Setup(
         task=task,
         solver=solver or training.solver(),
-        sigma=sigma_of(options.attention.sigma),
-        heur_sigma=sigma_of(options.attention.heur_sigma),
+        sigma=sigma_of(options.attention.sigma, k),
+        heur_sigma=sigma_of(options.attention.heur_sigma, k),
         self_weight=paper_values.self_weights(setting, federation),
         lam=paper_values.LAMBDA,
         mu=paper_values.MU,
@@ -153,9 +154,9 @@ def setup(options: Options, federation: Federation, task: Task, solver: Solver |
     )
 
 
-def sigma_of(value: float | Literal["auto"]) -> float | Perplexity:
-    """The value of --sigma as the algorithms take it."""
-    return perplexity(paper_values.PERPLEXITY) if value == "auto" else value
+def sigma_of(value: float | Literal["auto"], k: float) -> float | Perplexity:
+    """The value of --sigma as the algorithms take it; `k`: the perplexity of auto."""
+    return perplexity(k) if value == "auto" else value
 
 
 def paper(options: Options) -> Mapping[str, float]:

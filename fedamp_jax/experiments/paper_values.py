@@ -81,7 +81,7 @@ DIGITS_SIGMA = {
 }
 
 PERPLEXITY = 8
-"""Of --sigma auto: about how many others a client gives weight to (docs/attention.md)."""
+"""Of --sigma auto: about how many others a client gives weight to (docs/attention.md); see `perplexity`."""
 
 # Tables 1, 2, 3: BMTA in percent.
 _BMTA = {
@@ -201,6 +201,19 @@ def apfl_alpha(setting: str, dataset: str) -> float:
     For settings that the paper does not have it is that of the practical one.
     """
     return PAPER_APFL_ALPHA.get(setting, PAPER_APFL_ALPHA["practical"])[_SETS.index(dataset) if dataset in _SETS else 0]
+
+
+def perplexity(setting: str, federation: Federation) -> float:
+    """Of --sigma auto: about how many others a client gives weight to.
+
+    In the setting `"concept"`, whose groups have one size, it is the mean number of others in a client's group, as
+    Appendix C's self weight `1 / (N_i + 1)` takes it to be known; 1 where nobody has company. Elsewhere `PERPLEXITY`.
+    """
+    if setting != "concept":
+        return PERPLEXITY
+    groups = federation.groups
+    assert groups is not None
+    return max(len(groups) / len(np.unique(groups)) - 1, 1.0)
 
 
 def self_weights(setting: str, federation: Federation) -> np.ndarray:

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from fedamp_jax.report.schema import MethodResults
 from fedamp_jax.report.styles import GREY, Style, styles
+from fedamp_jax.report.sweeps import Line
 
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}  # the page sets its columns
 _HEIGHT, _LABEL = 400, 14  # pixels of a plot, and of a label beside it
@@ -45,46 +46,75 @@ def curves(
     Returns:
         The figure, or None if no method has a value.
     """
-    shown = {name: numbers(method.get(key)) for name, method in methods.items()}
-    shown = {name: y for name, y in shown.items() if np.isfinite(y).any()}
+    return lines({name: _curve(method, key) for name, method in methods.items()}, label, log=log, chance=chance,
+                 limits=limits)  # fmt: skip
+
+
+def lines(
+    every: Mapping[str, Line],
+    label: str,
+    *,
+    over: str = "round",
+    log: bool = False,
+    chance: float | None = None,
+    limits: tuple[float, float] | None = None,
+) -> go.Figure | None:
+    """A line per method, as `curves`, over the round or any other number.
+
+    Args:
+        every: lines by name; those without any value are left out.
+        label: of the value axis.
+        over: what x is.
+        log, chance, limits: as in `curves`.
+
+    Returns:
+        The figure, or None if no line has a value.
+    """
+    shown = {name: line for name, line in every.items() if np.isfinite(line.y).any()}
     if not shown:
         return None
-    values = np.concatenate([_with_band(methods[name], key) for name in shown])
+    values = np.concatenate([_with_band(line) for line in shown.values()])
     log = log and bool(np.nanmin(values) > 0)
     limits = limits or _limits(values, log)
-    looks, figure = styles(methods), go.Figure()
-    heights = dict(zip(shown, spread([y[np.isfinite(y)][-1] for y in shown.values()], limits, log)))
+    looks, figure = styles(every), go.Figure()
+    heights = dict(zip(shown, spread([y[np.isfinite(y)][-1] for _, y, _ in shown.values()], limits, log)))
     for name in sorted(shown, key=lambda name: looks[name].rank):
-        method, y = methods[name], shown[name]
-        _band(figure, name, method["rounds"], y, numbers(method.get(f"{key}_std")), looks[name], log)
-        _line(figure, name, method["rounds"], y, looks[name], list(shown).index(name))
-        _end_label(figure, name, method["rounds"], y, heights[name], looks[name])
+        x, y, deviation = shown[name]
+        _band(figure, name, x, y, deviation, looks[name], log)
+        _line(figure, name, x, y, over, looks[name], list(shown).index(name))
+        _end_label(figure, name, x, y, heights[name], looks[name])
     if chance is not None:
         figure.add_hline(chance, line={"color": GREY, "dash": "dash", "width": 1.5}, annotation_text="chance")
-    rounds = [k for name in shown for k in methods[name]["rounds"]]
-    first, last = min(rounds) - 0.3, max(rounds) + _BESIDE * max(1, max(rounds) - min(rounds))
+    places = [k for x, _, _ in shown.values() for k in x]
+    length = max(places) - min(places) or 1
+    first, last = min(places) - min(0.3, _BESIDE * length), max(places) + _BESIDE * length
     right = 16 + 7 * min(_LONGEST, max(map(len, shown)))
     low, high = np.log10(limits) if log else limits
     figure.update_layout(
         height=_HEIGHT + 100, margin={"l": 55, "r": right, "t": 10, "b": 50}, legend=LEGEND, hovermode="closest",
-        xaxis={"title": "communication round", "range": [first, last]},
+        xaxis={"title": "communication round" if over == "round" else over, "range": [first, last]},
         yaxis={"title": label, "range": [low, high], "type": "log" if log else "linear",
                "exponentformat": "power", "nticks": 10},
     )  # fmt: skip
     return figure
 
 
-def _line(figure: go.Figure, name: str, x: Sequence[int], y: np.ndarray, style: Style, place: int) -> None:
+def _curve(method: MethodResults, key: str) -> Line:
+    """One method's values over its rounds."""
+    return Line(method["rounds"], numbers(method.get(key)), numbers(method.get(f"{key}_std")))
+
+
+def _line(figure: go.Figure, name: str, x: Sequence[float], y: np.ndarray, over: str, style: Style, place: int) -> None:
     marker = {"symbol": _SYMBOLS[style.marker], "size": 8, "maxdisplayed": 8, "line": {"color": style.colour}}
     figure.add_scatter(
         x=list(x), y=y, name=escape(name), legendgroup=name, legendrank=place, mode="lines+markers", marker=marker,
         line={"color": style.colour, "dash": _DASHES[style.line], "width": style.width},
-        hovertemplate=f"<b>{plain_text(name)}</b><br>round %{{x}}: %{{y:.4~g}}<extra></extra>",
+        hovertemplate=f"<b>{plain_text(name)}</b><br>{plain_text(over)} %{{x}}: %{{y:.4~g}}<extra></extra>",
     )  # fmt: skip
 
 
 def _band(
-    figure: go.Figure, name: str, x: Sequence[int], y: np.ndarray, deviation: np.ndarray, style: Style, log: bool
+    figure: go.Figure, name: str, x: Sequence[float], y: np.ndarray, deviation: np.ndarray, style: Style, log: bool
 ) -> None:
     """One standard deviation around a line; on a logarithmic axis it ends at a hundredth of the line."""
     if deviation.size != y.size:
@@ -100,10 +130,10 @@ def _band(
     )  # fmt: skip
 
 
-def _end_label(figure: go.Figure, name: str, x: Sequence[int], y: np.ndarray, height: float, style: Style) -> None:
+def _end_label(figure: go.Figure, name: str, x: Sequence[float], y: np.ndarray, height: float, style: Style) -> None:
     """The name beside the last value, at a height where it covers no other."""
     last = np.flatnonzero(np.isfinite(y))[-1]
-    beyond = x[last] + _BESIDE * max(1, x[-1] - x[0])
+    beyond = x[last] + _BESIDE * (x[-1] - x[0] or 1)
     short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
     figure.add_scatter(
         x=[x[last], beyond], y=[y[last], height], text=["", escape(short)], textposition="middle right",
@@ -140,13 +170,13 @@ def spread(values: Sequence[float], limits: tuple[float, float], log: bool = Fal
 
 def common_limits(methods: Iterable[MethodResults], key: str) -> tuple[float, float] | None:
     """Limits of an axis that holds the curves of all these methods; None if there is no value."""
-    values = np.concatenate([_with_band(method, key) for method in methods])
+    values = np.concatenate([_with_band(_curve(method, key)) for method in methods])
     return _limits(values, False) if np.isfinite(values).any() else None
 
 
-def _with_band(method: MethodResults, key: str) -> np.ndarray:
-    """The values of a curve, and the edges of its band."""
-    y, deviation = numbers(method.get(key)), numbers(method.get(f"{key}_std"))
+def _with_band(line: Line) -> np.ndarray:
+    """The values of a line, and the edges of its band."""
+    _, y, deviation = line
     return np.concatenate([y, y - deviation, y + deviation]) if deviation.size == y.size else y
 
 

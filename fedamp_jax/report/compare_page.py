@@ -12,12 +12,17 @@ from fedamp_jax.report.files import Record, Row, p_value
 from fedamp_jax.report.method_table import number, p_text, spread
 from fedamp_jax.report.page import Page
 from fedamp_jax.report.schema import Head, MethodResults, Part, RunResults, is_grid, judged_by
+from fedamp_jax.report.sweeps import Sweep
 
 _ACCURACIES = """BMTA: best mean test accuracy over the rounds; final: mean test accuracy of the last round; percent. ±:
     standard deviation over seeds."""
 _TESTS = """points: the mean accuracy of the last round minus that of the first run. p: two-sided, of the Wilcoxon
     signed-rank test over the clients' accuracies in the same round, corrected for the number of all p-values of the
     table by Holm's method; – where the runs are not of the same clients for as many rounds."""
+
+_SWEEP = (
+    "Mean over clients after the last round. Bands, where there are several seeds: one standard deviation over them."
+)
 
 
 class Shown(NamedTuple):
@@ -70,7 +75,13 @@ def check(runs: Sequence[Shown]) -> None:
         raise ValueError(f"runs of different data sets cannot be compared: {listed}; give those of one data set")
 
 
-def html(title: str, runs: Sequence[Shown], command: str, figures: Mapping[str, str] | None = None) -> str:
+def html(
+    title: str,
+    runs: Sequence[Shown],
+    command: str,
+    figures: Mapping[str, str] | None = None,
+    sweeps: Sequence[Sweep] = (),
+) -> str:
     """The page: a single file that loads nothing else.
 
     Args:
@@ -78,6 +89,7 @@ def html(title: str, runs: Sequence[Shown], command: str, figures: Mapping[str, 
         runs: at least two, see `check`.
         command: that made it.
         figures: links to files beside the page.
+        sweeps: accuracies over an option, to be shown as well.
 
     Returns:
         HTML. All text from the results is escaped.
@@ -89,6 +101,11 @@ def html(title: str, runs: Sequence[Shown], command: str, figures: Mapping[str, 
     if reports:
         page.links("Reports of the runs", reports)
     _accuracies(page, runs)
+    label = _label(runs)
+    for sweep in sweeps:
+        page.heading(f"Accuracy over {sweep.option}")
+        page.text(_SWEEP, "note")
+        page.charts({part: charts.lines(of, label, over=sweep.option) for part, of in sweep.panels.items()})
     _curves(page, runs)
     page.heading("Settings")
     _differences(page, runs)
@@ -132,13 +149,12 @@ def _mean(entry: MethodResults) -> float:
 
 def _curves(page: Page, runs: Sequence[Shown]) -> None:
     """A chart per run with its methods, and one per method with the runs that have it, all with one scale."""
-    kinds = {judged_by(run.run["settings"]) for run in runs}
-    of = f"{kinds.pop()} accuracy" if len(kinds) == 1 else "accuracy"
-    label = f"mean {of} (%)"
+    label = _label(runs)
+    of = label.removesuffix(" (%)")
     limits = charts.common_limits([m for run in runs for m in run.run["methods"].values()], "mean_accuracy")
-    page.heading(f"Mean {of} by run")
+    page.heading(f"{of.capitalize()} by run")
     page.charts({run.name: charts.curves(run.run["methods"], "mean_accuracy", label, limits=limits) for run in runs})
-    page.heading(f"Mean {of} by method")
+    page.heading(f"{of.capitalize()} by method")
     shared = {name: [run for run in runs if name in run.run["methods"]] for name in methods_of(runs)}
     page.charts(
         {
@@ -147,6 +163,12 @@ def _curves(page: Page, runs: Sequence[Shown]) -> None:
             if len(some) > 1
         }
     )
+
+
+def _label(runs: Sequence[Shown]) -> str:
+    """Of the axis of accuracies."""
+    kinds = {judged_by(run.run["settings"]) for run in runs}
+    return f"mean {kinds.pop()} accuracy (%)" if len(kinds) == 1 else "mean accuracy (%)"
 
 
 def _differences(page: Page, runs: Sequence[Shown]) -> None:

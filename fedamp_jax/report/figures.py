@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from fedamp_jax.report import styles
 from fedamp_jax.report.files import replace
 from fedamp_jax.report.schema import GridResults, RunResults, judged_by, title
+from fedamp_jax.report.sweeps import Sweep
 
 _BLACK, _RED = "#000000", styles.RED
 FORMATS = ("png", "svg", "pdf")
@@ -33,7 +34,7 @@ class Curve(NamedTuple):
     """A line of a panel. Attributes: x, y: `[R]`."""
 
     x: Sequence[float]
-    y: Sequence[float]
+    y: Sequence[float] | np.ndarray
 
 
 def convergence(results: RunResults) -> Figure:
@@ -138,16 +139,27 @@ def panels(summary: GridResults) -> Figure:
     return figure
 
 
-def curve_panels(parts: Mapping[str, Mapping[str, Curve]], label: str = "mean test accuracy (%)") -> Figure:
-    """Accuracy curves with a panel per title and a line per method; the label is that of the accuracies."""
+def sweep(summary: GridResults, over: Sweep) -> Figure:
+    """Mean accuracy after the last round over an option that has several values, with a line per method."""
+    parts = {heading: {name: Curve(line.x, line.y) for name, line in part.items()}
+             for heading, part in over.panels.items()}  # fmt: skip
+    figure = curve_panels(parts, _accuracy(summary), over.option)
+    figure.suptitle(_text(summary))
+    return figure
+
+
+def curve_panels(
+    parts: Mapping[str, Mapping[str, Curve]], label: str = "mean test accuracy (%)", over: str = "communication round"
+) -> Figure:
+    """Accuracy curves with a panel per title and a line per method; the labels are those of the two axes."""
     columns = 2 if len(parts) == 4 else min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure, axes = _figure(1.0 + 3.6 * columns, 0.9 + 3.4 * rows, rows, columns)
     for panel, (heading, part) in zip(axes, parts.items(), strict=False):
         for name, curve in part.items():
             _line(panel, name, curve.x, curve.y, part)
-        panel.set(title=_text(heading), xlabel="communication round")
-        panel.locator_params(axis="x", integer=True)
+        panel.set(title=_text(heading) if heading else "", xlabel=over)
+        panel.locator_params(axis="x", integer=over == "communication round")
     for panel in axes[len(parts) :]:
         panel.remove()
     low, high = (pick(panel.get_ylim()[end] for panel in figure.axes) for end, pick in enumerate((min, max)))

@@ -228,7 +228,7 @@ Kinds: TypeAlias = Mapping[str, Kind]
 KINDS: Kinds = {
     **dict.fromkeys(("iid", "pathological", "practical"), Kind(settings=ModelSettings)),
     **dict.fromkeys(("degrees", "omniglot"), Kind(method=ScoredMethodResults)),
-    "dirichlet": Kind(),
+    **dict.fromkeys(("dirichlet", "concept"), Kind()),
 }
 """By experiment; of others, such as a program's own runs, the settings may be any."""
 

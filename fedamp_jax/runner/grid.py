@@ -13,6 +13,7 @@ from fedamp_jax.checks import check_integer
 from fedamp_jax.report import compare_page, figures, files, method_table
 from fedamp_jax.report.combine import combine
 from fedamp_jax.report.schema import GridResults, Part, RunResults, title
+from fedamp_jax.report.sweeps import sweeps
 from fedamp_jax.runner import messages, provenance, run_folder
 from fedamp_jax.runner.options import Options
 
@@ -114,16 +115,22 @@ def summarize(
 
 
 def write_summary_report(summary: GridResults, results: Mapping[str, RunResults], folder: Path) -> None:
-    """Write `report.html` and the figure `panels` of several variants, and print their table."""
-    first = next(iter(results.values()))
+    """Write `report.html` and the figures of several variants, and print their table.
+
+    The figures are `panels`, and `accuracy-over-OPTION` for each option with at least three values that are numbers.
+    """
+    first, over = next(iter(results.values())), sweeps(summary)
     rows = {f"{n} ({heading})": m for heading, part in results.items() for n, m in part["methods"].items()}
-    drawn = {path.name: path.name for path in figures.save_all(figures.panels(summary), folder / "panels")}
+    every = {f"accuracy-over-{_slug(one.option)}": figures.sweep(summary, one) for one in over}
+    every["panels"] = figures.panels(summary)
+    paths = [path for name, figure in every.items() for path in figures.save_all(figure, folder / name)]
+    drawn = {path.name: path.name for path in paths}
     record = files.Record(summary["experiment"], summary)
     runs = [
         compare_page.Shown(heading, record, part, f"{part['folder']}/report.html")
         for heading, part in summary["parts"].items()
     ]
-    page = compare_page.html(title(summary), runs, summary["command"], {"results.json": "results.json", **drawn})
+    page = compare_page.html(title(summary), runs, summary["command"], {"results.json": "results.json", **drawn}, over)
     files.replace(folder / "report.html", page.encode("utf-8", "backslashreplace"))
     messages.console.print(method_table.table({**first, "settings": summary["settings"], "methods": rows}))
     messages.say(f"Report: {folder / 'report.html'}; every setting has a report of its own.")

@@ -9,12 +9,13 @@ from fedamp_jax.data.partition.base import Partition
 from fedamp_jax.data.partition.classes import degrees, pathological, relabel
 from fedamp_jax.data.partition.columns import check_same_names, natural, omniglot, rows_by_name
 from fedamp_jax.data.partition.groups import Group, practical, practical_groups, superclasses
-from fedamp_jax.data.partition.skew import dirichlet, iid, quantity_skew, shards
+from fedamp_jax.data.partition.skew import concept, dirichlet, iid, quantity_skew, shards
 
 __all__ = [
     "Group",
     "Partition",
     "check_same_names",
+    "concept",
     "degrees",
     "dirichlet",
     "iid",

@@ -1,4 +1,4 @@
-"""Partitions by chance: IID, Dirichlet-distributed class proportions or sizes, shards of sorted classes."""
+"""Partitions by chance: IID, also with groups, Dirichlet-distributed classes or sizes, shards of sorted classes."""
 
 import warnings
 from typing import Any
@@ -36,6 +36,37 @@ def iid(y_train: Any, y_test: Any, clients: int, *, seed: int = 0) -> Partition:
         for y, rng, part in zip(pools, streams, ("training", "test"), strict=True)
     )
     return Partition(train, test)
+
+
+def concept(y_train: Any, y_test: Any, clients: int, groups: int = 5, *, seed: int) -> Partition:
+    """The clients of `iid`, in groups that are to disagree; `fedamp_jax.data.shifted` changes their examples.
+
+    Before that the groups are alike: clients are those of `iid` with the same seed, and consecutive clients form a
+    group. The sizes of the groups differ by at most one client.
+
+    Args:
+        y_train: `[n]` integer labels of the training pool; only their number matters.
+        y_test: `[n']` integer labels of the test pool.
+        clients: number of clients.
+        groups: number of groups, from 2 to `clients`.
+        seed: random seed.
+
+    Returns:
+        A `Partition` with `groups`.
+
+    Raises:
+        ValueError: if there are more clients than samples, or more groups than clients.
+
+    >>> from fedamp_jax.data import partition
+    >>> partition.concept([0] * 20, [0] * 20, 7, groups=3, seed=0).groups.tolist()
+    [0, 0, 0, 1, 1, 2, 2]
+    """
+    check_integer("groups", groups, low=2)
+    part = iid(y_train, y_test, clients, seed=seed)
+    if groups > clients:
+        raise ValueError(f"{groups} groups of {clients} clients: use at most as many groups as clients")
+    sizes = [len(members) for members in np.array_split(np.arange(clients), groups)]
+    return part._replace(groups=np.repeat(np.arange(groups, dtype=np.int32), sizes))
 
 
 _DRAWS = 1000
