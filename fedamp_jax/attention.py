@@ -104,7 +104,8 @@ def auto(after: int = 10, errors: float = 2.0) -> Auto:
     While all receive the same mixture, each model has learnt equally little from the client's own examples, so that
     these can tell how well the models suit it. Later they cannot: the models of those who collaborate with the client
     have been fitted to its examples, and seem better to it than they are. So a client that chose does not choose again.
-    A client that is away chooses in the first round in which it is there, and so does one that joins.
+    A client that is away chooses in the first round in which it is there, and so does one that joins. One with a single
+    example, whose losses have no standard error, never does.
 
     Not in Huang et al. 2021. As with `perplexity`, their convergence theorems do not hold.
 

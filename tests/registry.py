@@ -157,6 +157,7 @@ VARIANTS: dict[str, list[Entry]] = {
                common_init=False),
         _entry(fedamp_jax.fedamp, "fedamp, scad", **_AMP, slope=attention.scad, start="personal"),
         _entry(fedamp_jax.fedamp, "fedamp, mcp, stale", **_AMP, slope=attention.mcp, stale="include", stats="mix"),
+        _entry(fedamp_jax.fedamp, "fedamp, auto", sigma=attention.auto(1, 0.0), self_weight=None, alpha=10.0),
         _entry(fedamp_jax.fedamp, "fedamp, schedules", sigma=2.0, self_weight=0.25, lam=lambda k: 1.0 + k,
                alpha=optax.exponential_decay(10.0, 2, 0.1, staircase=True)),
     ],
@@ -206,7 +207,7 @@ _COMPILES_AGAIN = {
 }  # fmt: skip
 
 
-_PLACED_FORMS = {"fedamp, mcp, stale"}
+_PLACED_FORMS = {"fedamp, mcp, stale", "fedamp, auto"}
 
 
 def is_run(entry: Entry, test: str) -> bool:

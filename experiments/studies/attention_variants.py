@@ -37,7 +37,8 @@ SIGMAS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 NAMES = (
     "Separate", "FedAvg-FT", "FedAMP", *(f"sigma-{s:g}" for s in SIGMAS), "HeurFedAMP",
-    *(f"{kind}-{k}" for k in (4, 8, 15) for kind in ("perplexity", "auto")), "cosine-8", "falling-8", "perplexity-8-FT",
+    *(f"{kind}-{k}" for k in (3, 4, 8, 15) for kind in ("perplexity", "auto")), "found", "found-cosine", "cosine-8",
+    "falling-8", "perplexity-8-FT",
     "mean", "gap", "mixture", "heads-8", "updates-8", "momentum-8", "layers-8", "groups",
 )  # fmt: skip
 """The variants, in the order of the tables."""
@@ -50,12 +51,16 @@ Score = Callable[..., Any]
 class Setting:
     """Clients."""
 
-    setting: Literal["practical", "dirichlet"] = "practical"
-    """practical: groups of clients; dirichlet: classes by --alpha."""
+    setting: Literal["practical", "iid", "dirichlet", "concept"] = "practical"
+    """practical: groups of clients; dirichlet: classes by --alpha; concept: by --shift."""
     alpha: float = 0.1
     """Concentration of Dirichlet; the smaller, the fewer classes of a client."""
     train_share: float = 1.0
     """Share of each client's training examples that is used."""
+    shift: Literal["labels", "rotation"] = "labels"
+    """With --setting concept: what the groups disagree about."""
+    after: int = 10
+    """Of the variants found and found-cosine: rounds before a client chooses."""
 
     @property
     def name(self) -> str:
@@ -64,7 +69,7 @@ class Setting:
 
     def arguments(self) -> dict[str, Any]:
         """Of `fedamp_jax.data.federation`."""
-        return {"alpha": self.alpha}
+        return {"shift": self.shift} if self.setting == "concept" else {"alpha": self.alpha}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +118,13 @@ def variants(options: Options, federation: Federation, task: Task) -> dict[str, 
     for name, sigma in (("FedAMP", options.attention.sigma), *((f"sigma-{s:g}", s) for s in SIGMAS)):
         named[name] = fedamp_jax.fedamp(task, solver, sigma=sigma, **common)
     named["HeurFedAMP"] = fedamp_jax.heurfedamp(task, solver, sigma=options.attention.heur_sigma, **common)
-    for k in (4, 8, 15):
+    for k in (3, 4, 8, 15):
         named[f"perplexity-{k}"] = fedamp_jax.fedamp(task, solver, sigma=perplexity(k), **common)
         own = {**common, "self_weight": own_weight(k)}
         named[f"auto-{k}"] = fedamp_jax.fedamp(task, solver, sigma=perplexity(k), **own)
+    own = {**common, "self_weight": None, "sigma": attention.auto(options.setting.after)}
+    named["found"] = fedamp_jax.fedamp(task, solver, **own)
+    named["found-cosine"] = fedamp_jax.heurfedamp(task, solver, **own)
 
     def falling(k: jax.Array) -> jax.Array:
         return jnp.maximum(8.0, (m - 1) * 0.8 ** k.astype(jnp.float32))

@@ -1,7 +1,6 @@
 """How many others each client learns from, found by the clients themselves: `attention.auto` in place of a sigma."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from fedamp_jax.attention import Auto, Memory, Perplexity, normalize
 from fedamp_jax.engine import Solver, loss_difference, server
 from fedamp_jax.placement.placement import ByParameters
-from fedamp_jax.types import Array, Data, PyTree, Task, Variables
+from fedamp_jax.types import Array, Data, Task, Variables
 
 Weights = Callable[[ByParameters, Array, Perplexity, Array], Array]
 """`(models, edges [M, M], perplexity, self_weight [M]) -> xi [M, M]`: of `attention`, such as `fedamp_weights`."""
@@ -25,17 +24,9 @@ def candidates(others: int) -> tuple[int, ...]:
     return tuple(sorted(k for k in {*powers, *(3 * p for p in powers)} if k < others))
 
 
-class Chosen(NamedTuple):
-    """What is remembered. Attributes: perplexity: `[M]` float32, 0 before a client has chosen, and `M` for the mean of
-    all others. stats: `[M, ...]`, the running statistics that training began with, for the losses."""
-
-    perplexity: Array
-    stats: PyTree
-
-
 def found(
     task: Task, solver: Solver, auto: Auto, weights: Weights
-) -> tuple[Callable[..., tuple[Array, Chosen]], Memory]:
+) -> tuple[Callable[..., tuple[Array, Array]], Memory]:
     """Arguments of `attentive`: weights with the perplexities that clients chose, and what remembers these.
 
     Args:
@@ -45,7 +36,8 @@ def found(
         weights: those of given perplexities.
 
     Returns:
-        `(weights, memory)`; the memory is a `Chosen`.
+        `(weights, memory)`; the memory is `[M]` float32, each client's perplexity: 0 before it has chosen, and `M` for
+        the mean of all others, which it receives in both cases.
     """
 
     def row(models: ByParameters, edges: Array, k: Array, own: Array) -> Array:
@@ -54,36 +46,35 @@ def found(
         equal = normalize(jnp.zeros(edges.shape, jnp.float32), edges, own)
         return jnp.where((k < others)[:, None], some, equal)
 
-    def choice(models: ByParameters, edges: Array, data: Data, stats: PyTree, work: Array) -> Array:
-        """`[M]` float32, the perplexity that each client with `work` chooses."""
+    def choice(models: ByParameters, edges: Array, data: Data, work: Array) -> Array:
+        """`[M]` float32, the perplexity that each client with `work` chooses; 0 if its losses tell nothing."""
+        stats = task.init(jax.random.key(0)).stats  # a loss in training does not read them
 
-        def bound(client, _, running, received, mean):
-            mine, theirs = Variables(received, running), Variables(mean, running)
+        def bound(client, _, received, mean):
+            mine, theirs = Variables(received, stats), Variables(mean, stats)
             difference, error = loss_difference(task, solver, client, mine, theirs)
             return difference + auto.errors * error
 
         m, place = len(edges), data.placement
         zero = jnp.zeros((m,), jnp.float32)
         mean = server.mix(row(models, edges, zero + m, zero), models)
-        chosen, least = zero + m, zero
+        chosen, least, tells = zero + m, zero, zero < 0
         for k in reversed(candidates(m - 1)):  # of two that are equally good, the larger
             received = server.mix(row(models, edges, zero + k, zero), models)
-            surest = place.for_each_client(bound, data, zero, stats, received, mean, work=work)
+            surest = place.for_each_client(bound, data, zero, received, mean, work=work)
             better = surest < least  # what is not finite is not
             chosen, least = jnp.where(better, jnp.float32(k), chosen), jnp.where(better, surest, least)
-        return chosen
+            tells |= jnp.isfinite(surest)
+        return jnp.where(tells, chosen, 0.0)
 
     def of_round(models, edges, k, data, old):
-        asks = data.online & (old.perplexity == 0) & (k >= auto.after)
-        chosen = choice(models, edges, data, old.stats, jnp.where(asks, data.size, 0))
-        perplexity = jnp.where(asks, chosen, old.perplexity)
-        m = len(edges)
-        k = jnp.where(perplexity == 0, m, perplexity)
+        asks = data.online & (old == 0) & (k >= auto.after)
+        work = jnp.where(asks, data.size, 0)
+        chosen = data.placement.when(
+            jnp.any(asks), lambda: jnp.where(asks, choice(models, edges, data, work), old), old
+        )
+        k = jnp.where(chosen == 0, jnp.float32(len(edges)), chosen)
         others = jnp.sum(edges, axis=1, dtype=jnp.float32)
-        return row(models, edges, k, 1.0 / (jnp.minimum(k, others) + 1.0)), Chosen(perplexity, old.stats)
+        return row(models, edges, k, 1.0 / (jnp.minimum(k, others) + 1.0)), chosen
 
-    def init(start: Variables) -> Chosen:
-        m = jax.tree.leaves(start.params)[0].shape[0]
-        return Chosen(jnp.zeros((m,), jnp.float32), start.stats)
-
-    return of_round, Memory(init, lambda chosen, begin, info: chosen._replace(stats=begin.stats))
+    return of_round, Memory(lambda start: jnp.zeros((jax.tree.leaves(start.params)[0].shape[0],), jnp.float32))

@@ -68,39 +68,39 @@ def attentive(
 ) -> Algorithm:
     """Algorithm 1 of Huang et al. 2021 for attention weights of your own.
 
-    In each round the server mixes `u_i = sum_j xi_ij w_j`, and client i trains from u_i.
+        In each round the server mixes `u_i = sum_j xi_ij w_j`, and client i trains from u_i.
 
-    Args:
-        task, solver: the model and local training.
-        weights: `(models, edges, k, data) -> xi [M, M]` float32, rows receive: `models` are all clients' parameters
-            for `server.sq_dists`, `server.cosines` and the like, `models.tree` has them as leaves `[M, ...]`;
-            `edges [M, M]` bool says which models may reach which clients, never the client's own; `k` is the round.
-            A row without edges has to be the identity's, as `attention.normalize` makes it.
-        memory: what the weights remember. They get it as a fifth argument, and return `(xi, memory)`; None: nothing.
-        penalty: `(u_i, k, *numbers_i) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
-        numbers: `(k, data) -> ([M], ...)`, the clients' own numbers for the penalty; None for none.
-        examples: `client -> client`, the examples that ONE client trains on; None for all.
-        explain: `(info, data) -> RoundError`. With it a round whose weights are not finite, or negative on the
-            diagonal, trains no client and reports an error; without it nothing looks at the weights.
-        start: local training starts from the cloud model u_i (`"cloud"`) or from w_i (`"personal"`).
-        common_init: one initial model for all clients, or one each.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
-        stale: the last models of clients that are offline are left out of xi (`"exclude"`) or count (`"include"`).
+        Args:
+            task, solver: the model and local training.
+            weights: `(models, edges, k, data) -> xi [M, M]` float32, rows receive: `models` are all clients' parameters
+                for `server.sq_dists`, `server.cosines` and the like, `models.tree` has them as leaves `[M, ...]`;
+                `edges [M, M]` bool says which models may reach which clients, never the client's own; `k` is the round.
+                A row without edges has to be the identity's, as `attention.normalize` makes it.
+            memory: what the weights remember: a fifth argument, which they return with the weights, `(xi, memory)`.
+            penalty: `(u_i, k, *numbers_i) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
+            numbers: `(k, data) -> ([M], ...)`, the clients' own numbers for the penalty; None for none.
+            examples: `client -> client`, the examples that ONE client trains on; None for all.
+            explain: `(info, data) -> RoundError`. With it a round whose weights are not finite, or negative on the
+                diagonal, trains no client and reports an error; without it nothing looks at the weights.
+            start: local training starts from the cloud model u_i (`"cloud"`) or from w_i (`"personal"`).
+            common_init: one initial model for all clients, or one each.
+            stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
+            stale: the last models of clients that are offline are left out of xi (`"exclude"`) or count (`"include"`).
 
-    Returns:
-        The `Algorithm`; `info.xi` holds the weights.
+        Returns:
+            The `Algorithm`; `info.xi` holds the weights.
 
-    Raises:
-        ValueError, TypeError: if an argument is out of range or of the wrong kind.
+        Raises:
+            ValueError, TypeError: if an argument is out of range or of the wrong kind.
 
-    >>> import jax.numpy as jnp, optax, fedamp_jax
-    >>> from fedamp_jax import attention
-from fedamp_jax.algorithms import collaborators
-    >>> from fedamp_jax.engine import server
-    >>> def nearest(models, edges, k, data):
-    ...     return attention.normalize(-server.sq_dists(models), edges, jnp.float32(0.5))
-    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
-    >>> algorithm = attentive(task, fedamp_jax.Solver(optax.adam(1e-3)), nearest)
+        >>> import jax.numpy as jnp, optax, fedamp_jax
+        >>> from fedamp_jax import attention
+    from fedamp_jax.algorithms import collaborators
+        >>> from fedamp_jax.engine import server
+        >>> def nearest(models, edges, k, data):
+        ...     return attention.normalize(-server.sq_dists(models), edges, jnp.float32(0.5))
+        >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+        >>> algorithm = attentive(task, fedamp_jax.Solver(optax.adam(1e-3)), nearest)
     """
     check_parts(task, solver)
     check_choice("start", start, ("cloud", "personal"))
@@ -186,7 +186,7 @@ def fedamp(
     Args:
         task, solver: the model and local training.
         sigma: scale of squared distances, greater than 0; of the order of `||w_i - w_j||^2` between similar clients.
-            Or `attention.perplexity(k)`, which finds each client's own in every round, or `attention.auto()`, with which
+            Or `attention.perplexity(k)`, which finds each client's own in every round, or `attention.auto()`, for which
             clients find k.
         self_weight: None for Eq. 5 as printed, `xi_ii = 1 - sum_j xi_ij`, which needs a small alpha; or a number in
             [0, 1], or one per client `[M]`: then the others' weights are normalised to `1 - xi_ii`. Appendix C takes

@@ -76,9 +76,7 @@ def cross_losses(
     return data.placement.for_each_pair(loss, data, models, work=work)
 
 
-def loss_difference(
-    task: Task, solver: Solver, client: Data, one: Variables, other: Variables
-) -> tuple[Array, Array]:
+def loss_difference(task: Task, solver: Solver, client: Data, one: Variables, other: Variables) -> tuple[Array, Array]:
     """By how much the loss of ONE client's examples is larger under a model than under another.
 
     Args:

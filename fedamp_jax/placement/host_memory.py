@@ -3,7 +3,7 @@
 A round is traced once and then run operation by operation by JAX's CPU backend, in whose memory all `[M, ...]` arrays
 lie. What takes time goes to the device in pieces: local training a chunk of clients at a time (`rows_p`), mixtures and
 distances a block of parameters at a time (`columns_p`). While the device computes on a piece, the next one is gathered
-and sent.
+and sent. What most rounds do without is run if it is needed (`when_p`).
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from fedamp_jax.checks import check_type
 from fedamp_jax.layout import D, contiguous
 from fedamp_jax.placement import visits
 from fedamp_jax.placement.placement import ByParameters, Placement, is_spread, one_client
-from fedamp_jax.placement.visits import columns_p, host, pieces_of, rows_p
+from fedamp_jax.placement.visits import columns_p, host, pieces_of, rows_p, when_p
 from fedamp_jax.programs import memory
 from fedamp_jax.programs.jaxpr import OneClient, array_bytes, peak
 from fedamp_jax.programs.kept import kept
@@ -114,6 +114,11 @@ class InHostMemory(Placement):
         pieces = pieces_of(step, chunk, data, jnp.zeros((m, chunk), jnp.float32), args, whole=blocks[0])
         found = [pieces._replace(whole=jax.tree.leaves(block)).run(work, self.device)[0] for block in blocks]
         return jnp.concatenate(found, axis=1)[:, :m]
+
+    def when(self, needed, compute, otherwise):
+        program = jax.make_jaxpr(compute)()
+        leaves, structure = jax.tree.flatten(otherwise)
+        return jax.tree.unflatten(structure, when_p.bind(needed, *program.consts, *leaves, program=program.jaxpr))
 
     def by_parameters(self, tree: Any) -> ByParameters:
         return _InBlocks(self, tree)

@@ -230,6 +230,13 @@ class Placement:
         m = len(work)
         return self.for_each_client(step, data, jnp.zeros((m, m), jnp.float32), *args, work=work)
 
+    def when(self, needed: Array, compute: Callable[[], Any], otherwise: Any) -> Any:
+        """`compute()` if `needed []` is True, else `otherwise`, a tree like it: for what most rounds do without.
+
+        `compute` may use the other verbs. Nothing of it is run or sent where it is not needed.
+        """
+        return lax.cond(needed, compute, lambda: otherwise)
+
     def by_parameters(self, tree: Any) -> "ByParameters":
         """All clients' models, leaves `[M, ...]`, laid out by parameters in place of clients over the devices."""
         refuse_spread(tree)

@@ -236,5 +236,16 @@ columns_p.def_impl(_on_columns)
 columns_p.def_abstract_eval(
     lambda fixed, *leaves, fn, add, device: [leaves[0].update(shape=(leaves[0].shape[0],) * 2)] if add else list(leaves)
 )
-for _primitive in (rows_p, columns_p):
+when_p = Primitive("when_needed")
+when_p.multiple_results = True
+when_p.def_impl(
+    lambda needed, *arrays, program: (
+        jaxpr_as_fun(ClosedJaxpr(program, arrays[: len(program.constvars)]))()
+        if needed
+        else list(arrays[len(program.constvars) :])
+    )
+)
+when_p.def_abstract_eval(lambda needed, *arrays, program: list(arrays[len(program.constvars) :]))
+
+for _primitive in (rows_p, columns_p, when_p):
     mlir.register_lowering(_primitive, _refuse_compilation)
