@@ -482,6 +482,9 @@ MUTATIONS = [
     Mutation("sweep-unsorted", "fedamp_jax/report/sweeps.py", "parts = sorted(parts, key=lambda part: part[\"settings\"][option])", "pass", "tests/report/test_sweeps.py -k order_of_the_values"),
     Mutation("sweep-of-two", "fedamp_jax/report/sweeps.py", "LEAST = 3", "LEAST = 2", "tests/report/test_sweeps.py"),
     Mutation("sweep-through-all", "fedamp_jax/report/sweeps.py", "others = [key for key in varied if key != option]", "others = []", "tests/report/test_sweeps.py -k other_options"),
+    Mutation("theorems-without-methods", "experiments/studies/tables.py", "() if is_convergence(content) else tuple", "tuple", "tests/studies/test_tables.py -k theorems"),
+    Mutation("sweep-not-in-the-tables", "experiments/studies/tables.py", "over = sweeps(content)", "over = ()", "tests/studies/test_tables.py -k several_values"),
+    Mutation("strength-unnamed", "experiments/studies/tables.py", """own.get("shift") and f""", """False and f""", "tests/studies/test_tables.py -k other_settings"),
     Mutation("sweep-not-drawn", "fedamp_jax/runner/grid.py", "for one in over}", "for one in ()}", "tests/report/test_sweeps.py -k report"),
     # Experiments that lose results, or compare what differs.
     Mutation("attention-dry-run-trains", 'fedamp_jax/runner/entry.py', 'if first.machine.dry_run is not None:', 'if False:', "tests/runner/test_dry_run.py -k 'every_experiment and attention'"),

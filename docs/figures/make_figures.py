@@ -15,6 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from fedamp_jax.report.styles import styles
+from fedamp_jax.report.sweeps import sweeps
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent.parent / "experiments" / "studies" / "results"
@@ -261,7 +262,26 @@ def convergence():
     save(figure, "convergence")
 
 
-FIGURES = (one_round, stack, program, data, method, devices, convergence)
+def strength():
+    """Groups of clients that disagree, on digits: means over three seeds, bands of one standard deviation."""
+    figure, panels = plt.subplots(1, 2, figsize=(7.6, 3.4), sharey=True, layout="constrained")
+    for axes, shift in zip(panels, ("labels", "rotation"), strict=True):
+        (found,) = sweeps(json.loads((RESULTS / f"concept-digits-{shift}.json").read_text()))
+        lines = found.panels[""]
+        for name, (x, mean, std) in lines.items():
+            style = styles(lines)[name]
+            look = {"color": style.colour, "ls": style.line, "lw": 0.7 * style.width, "marker": style.marker}
+            axes.plot(x, mean, label=name, ms=5, **look)
+            axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.1, lw=0)
+        axes.set(xlabel="strength", title={"labels": "permuted labels", "rotation": "turned images"}[shift])
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set(ylabel="mean test accuracy, %", ylim=(0, 100))
+    panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save(figure, "strength")
+
+
+FIGURES = (one_round, stack, program, data, method, devices, convergence, strength)
 
 if __name__ == "__main__":
     for draw in FIGURES:

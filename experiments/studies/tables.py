@@ -30,9 +30,11 @@ from fedamp_jax import analysis
 from fedamp_jax.algorithms.registry import METHODS, PAPER_METHODS
 from fedamp_jax.data.federations import clients_of
 from fedamp_jax.experiments import paper_values
+from fedamp_jax.experiments.concept import Concept
 from fedamp_jax.report import figures, files
 from fedamp_jax.report.files import Record, Row, methods_in, read, single_runs
 from fedamp_jax.report.schema import GridResults, Results, RunResults, is_grid
+from fedamp_jax.report.sweeps import sweeps
 from fedamp_jax.runner import command_line, messages
 
 _ADDED = ("pFedMe", "FedFomo", "pFedGraph")  # methods that version 0.1.0 did not have
@@ -89,6 +91,8 @@ def _conditions(own: Mapping[str, Any]) -> str:
         *(f"{name} {own[name]}" for name in ("setting", "split", "alpha") if own.get(name)),
         own.get("clients") not in (None, clients_of(own.get("dataset", ""))) and f"{own['clients']} clients",
         own.get("balanced") and "balanced",
+        own.get("shift") and f"{own['shift']}, strength {own['strength']:g}",
+        own.get("groups") not in (None, Concept.groups) and f"{own['groups']} groups",
         own.get("quick") and "--quick",
         own.get("labels", "own") != "own" and f"{own['labels']} labels",
         own.get("rotations") not in (None, "none", "train") and f"rotations {own['rotations']}",
@@ -208,7 +212,7 @@ def whole_command(content: Results) -> str:
             of_methods = word.split("=")[0] == "--methods"
         if not of_methods and word not in ("--resume", "--no-resume"):
             words.append(word)
-    held = tuple(methods_in(content))
+    held = () if is_convergence(content) else tuple(methods_in(content))
     pflego = {"degrees": paper_values.PFLEGO_METHODS, "omniglot": paper_values.OMNIGLOT_METHODS}
     every = {**pflego, "ablation": tuple(ablation.VARIANTS), "leads": leads.METHODS}.get(
         content["experiment"], tuple(METHODS)
@@ -228,7 +232,9 @@ def _run_line(row: Row) -> list[str]:
 
 
 def drawn_figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """The figures of every record: panels for several settings; for one run convergence, and xi if the file has it."""
+    """The figures of every record: panels for several settings, and accuracy over an option of at least three values;
+    for one run convergence, and xi if the file has it.
+    """
     drawn: dict[str, Figure] = {}
     for record in records:
         content = record.content
@@ -238,6 +244,8 @@ def drawn_figures(records: Sequence[Record]) -> dict[str, Figure]:
             drawn[record.name] = faulty.draw(content)
         elif is_grid(content):
             drawn[record.name] = figures.panels(content)
+            over = sweeps(content)
+            drawn |= {f"{record.name}-over-{one.option.replace(' ', '-')}": figures.sweep(content, one) for one in over}
         else:
             run = cast(RunResults, content)
             if any(len(entry["rounds"]) > 1 for entry in run["methods"].values()):  # else points, not curves
@@ -282,14 +290,14 @@ def execute(options: Options) -> None:
         for record in records:
             messages.console.print(str(slim(record, Path(options.slim), options.note)), highlight=False, soft_wrap=True)
         return
-    command = shlex.join(["python", "experiments/tables.py"])
+    command = shlex.join(["python", "tables.py"])
     if options.write is None:
         print(page(records, f"{command} RESULTS..."))
         return
     path = Path(options.write)
     if path.is_dir():
         raise ValueError(f"--write {path} is a folder; give the name of a file, such as {path / 'results.md'}")
-    command = shlex.join(["python", "experiments/tables.py", "--write", options.write, *options.results])
+    command = shlex.join(["python", "tables.py", "--write", options.write, *options.results])
     images = []
     for name, figure in drawn_figures(records).items():
         images.append(f"figures/{figures.save(figure, path.parent / 'figures' / f'{name}.png', dpi=110).name}")

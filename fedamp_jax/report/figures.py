@@ -154,7 +154,8 @@ def curve_panels(
     """Accuracy curves with a panel per title and a line per method; the labels are those of the two axes."""
     columns = 2 if len(parts) == 4 else min(3, len(parts))
     rows = -(-len(parts) // columns)
-    figure, axes = _figure(1.0 + 3.6 * columns, 0.9 + 3.4 * rows, rows, columns)
+    # The legend, of four columns, needs the width of two panels.
+    figure, axes = _figure(max(7.0, 1.0 + 3.6 * columns), 0.9 + 3.4 * rows, rows, columns)
     for panel, (heading, part) in zip(axes, parts.items(), strict=False):
         for name, curve in part.items():
             _line(panel, name, curve.x, curve.y, part)

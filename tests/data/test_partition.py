@@ -382,6 +382,7 @@ def draw(name, seed):
     y_train, y_test, _ = labels("digits")
     return {
         "iid": lambda: partition.iid(y_train, y_test, 6, seed=seed),
+        "concept": lambda: partition.concept(y_train, y_test, 6, 3, seed=seed),
         "pathological": lambda: partition.pathological(y_train, y_test, 10, seed=seed),
         "practical": lambda: partition.practical(y_train, y_test, partition.practical_groups("digits"), seed=seed),
         "degrees": lambda: partition.degrees(y_train, y_test, 10, 3, seed=seed),
@@ -393,8 +394,8 @@ def draw(name, seed):
     }[name]()
 
 
-@pytest.mark.parametrize("name", ["iid", "pathological", "practical", "degrees", "dirichlet", "dirichlet, balanced",
-                                  "shards", "quantity", "omniglot"])  # fmt: skip
+@pytest.mark.parametrize("name", ["iid", "concept", "pathological", "practical", "degrees", "dirichlet",
+                                  "dirichlet, balanced", "shards", "quantity", "omniglot"])  # fmt: skip
 def test_a_seed_determines_everything_and_indices_ascend(name):
     """Fails with NumPy's global generator, or if indices are in the order of the draw."""
     a, b, other = draw(name, 7), draw(name, 7), draw(name, 8)
@@ -492,6 +493,7 @@ def test_every_setting_is_feasible_on_real_labels(name):
     clients = 62 if name == "emnist" else 100
     partition.practical(*y, partition.practical_groups(name, coarse), seed=0)
     partition.iid(*y, clients)
+    data.shifted(source, partition.concept(*y, clients, seed=0), "labels", seed=0)
     partition.pathological(*y, clients, seed=0)
     partition.dirichlet(*y, clients, 0.1, seed=0)
     for k in (2, source.classes // 2, source.classes):

@@ -228,8 +228,23 @@ def test_measurements_of_the_documentation_load():
     assert len(contents) > 30
     for row in rows.rows([files.Record("", content) for content in contents]):
         assert set(row.entry) <= set(get_type_hints(schema.MethodResults))
-    kinds = {result_types.is_convergence: 1, result_types.is_faulty: 1, schema.is_grid: 7}
+    kinds = {result_types.is_convergence: 1, result_types.is_faulty: 1, schema.is_grid: 9}
     assert {kind: sum(map(kind, contents)) for kind in kinds} == kinds
+
+
+def test_the_page_of_the_theorems():
+    """With the command of the run. Failed with KeyError, as it has no methods."""
+    stored = Path(__file__).parents[2] / "experiments/studies/results/theorems.json"
+    text = page(*files.read([stored], result_types.KINDS))
+    assert "Theorem 2: the bound holds for every K" in text and "### theorems\n\n`python " in text
+
+
+def test_settings_of_several_values_are_drawn():
+    """Panels, and accuracy over the drop rate. Failed with the panels alone."""
+    stored = Path(__file__).parents[2] / "experiments/studies/results/dropped-digits.json"
+    drawn = tables.drawn_figures(files.read([stored], result_types.KINDS))
+    assert list(drawn) == ["dropped-digits", "dropped-digits-over-drop-rate"]
+    assert drawn["dropped-digits-over-drop-rate"].axes[0].get_xlabel() == "drop rate"
 
 
 def test_other_settings_are_named():
@@ -242,5 +257,7 @@ def test_other_settings_are_named():
     assert "| method | --quick, validation data |" in text and "| FedAMP | 95.00 |" in text
     text = page(record("b", "dirichlet", methods=(("FedAMP", 91.0),), split="dirichlet", alpha=0.3, clients=30))
     assert "| method | split dirichlet, alpha 0.3, 30 clients |" in text and "| FedAMP | 91.00 |" in text
+    text = page(record("d", "concept", methods=(("FedAMP", 92.0),), shift="labels", strength=0.0, groups=4))
+    assert "| method | labels, strength 0, 4 groups |" in text and "| FedAMP | 92.00 |" in text
     text = page(record("c", methods=(("FedAMP", 26.0),), model="resnet18", width=4))
     assert "| method | resnet18 of width 4 |" in text and "| FedAMP | 26.00 |" in text
