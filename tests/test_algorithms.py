@@ -292,9 +292,10 @@ def test_learns(entry):
 
 # What crosses from device to device in a round: so many times all models (a device's share of them), so many global
 # models that are summed, and whether models travel around a ring. A method that is not listed sends nothing.
+# "weights": further matrices of weights.
 TRAFFIC = {
     "fedamp": {"all-to-all": 2},
-    "fedamp, auto": {"all-to-all": 10},  # in a round in which somebody chooses; 2 in others
+    "fedamp, auto": {"all-to-all": 10, "weights": 10},  # in a round in which somebody chooses; 2 in others
     "heurfedamp": {"all-to-all": 2},
     "pfedgraph": {"all-to-all": 3},
     "fedfomo": {"all-to-all": 2, "collective-permute": 2},
@@ -315,8 +316,8 @@ TRAFFIC = {
 def assert_traffic(entry, program, parameters, m, devices):
     """`program` moves what `TRAFFIC` says and beside it only some numbers for each client or pair of clients."""
     moved = {name: sum(sizes) for name, sizes in collectives(program.as_text()).items()}
-    allowed = TRAFFIC.get(entry.name, TRAFFIC.get(entry.factory, {}))
-    little = 4 * m * 3 * m
+    allowed = dict(TRAFFIC.get(entry.name, TRAFFIC.get(entry.factory, {})))
+    little = 4 * m * m * (3 + allowed.pop("weights", 0))
     share = 4 * parameters * m // devices
     sizes = {"all-to-all": share, "collective-permute": share, "all-reduce": 4 * parameters}
     for name, size in moved.items():
