@@ -30,6 +30,7 @@ class APFLState(NamedTuple):
         personal: the clients' v_i, leaves `[M, ...]`.
         alpha: `[M]` float32, the mixing weights.
         stats: running statistics of the global and of the mixed models, two trees with leaves `[M, ...]`.
+        trained: `[M]` bool, who has trained; see `engine.server.statistics_policy`.
         round: `[]` int32.
     """
 
@@ -37,6 +38,7 @@ class APFLState(NamedTuple):
     personal: PyTree
     alpha: Array
     stats: tuple[PyTree, PyTree]
+    trained: Array
     round: Array
 
 
@@ -80,7 +82,7 @@ def apfl(
     alpha: Any = 0.25,
     adapt_alpha: bool = False,
     learning_rate: Any = 1e-2,
-    stats: str = "local",
+    stats: str = "mix",
 ) -> Algorithm:
     """APFL: each step moves w_i along `grad f(w_i)` and v_i along `alpha grad f(alpha v_i + (1 - alpha) w_i)`.
 
@@ -91,7 +93,7 @@ def apfl(
             0.75. 0 is FedAvg.
         adapt_alpha: let every step move alpha_i too, along `<grad f(mixed), v_i - w_i>`, kept within [0, 1].
         learning_rate: of all of them, greater than 0; the FedAMP paper found 1e-2 best (Appendix C).
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+        stats: as in `fedprox`, of both models.
 
     Returns:
         The `Algorithm`; `personalize` mixes v_i with the averaged w. `info.loss` is the sum of both models' losses.
@@ -125,9 +127,8 @@ def apfl(
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round donates all of a state's
         # A copy: every round donates the state, and not the caller's array.
         mixing = jnp.array(broadcast_to_clients("alpha", jnp.asarray(alpha, jnp.float32), data))
-        return APFLState(
-            start.params, trees.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32)
-        )
+        nobody, k = jnp.zeros((m,), bool), jnp.zeros((), jnp.int32)
+        return APFLState(start.params, trees.broadcast(start.params, m), mixing, (running, again), nobody, k)
 
     def round(key, state, data):
         def local(key, client, epochs, mine):
@@ -142,15 +143,16 @@ def apfl(
         sent, info = for_each_client(sgd, data, local, begin, key=key)
         weights = server.sample_weights(data, info)
         params = server.weighted_mean(weights, sent.params[0], state.params)
-        running = new_stats(weights, sent.stats, state.stats)
-        return APFLState(params, sent.params[1], sent.params[2], running, state.round + 1), info
+        running, trained = new_stats(weights, sent.stats, state.stats, state.trained)
+        return APFLState(params, sent.params[1], sent.params[2], running, trained, state.round + 1), info
 
     def personalize(key, state, data):
         w = trees.broadcast(state.params, len(data.size))
         return Variables(_mix(state.alpha, state.personal, w), state.stats[1])
 
     def join(state, fresh):
-        running = server.statistics_of_newcomers(stats, state.stats, fresh.stats)
-        return fresh._replace(personal=trees.broadcast_like(state.params, fresh.personal), stats=running)
+        # Their mixture is w, whatever alpha is.
+        running = server.statistics_of_newcomers(state.stats[0], state.trained, fresh.stats[0])
+        return fresh._replace(personal=trees.broadcast_like(state.params, fresh.personal), stats=(running, running))
 
     return Algorithm(init, round, personalize, join=join)

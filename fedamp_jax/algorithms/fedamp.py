@@ -24,7 +24,7 @@ from fedamp_jax.engine import (
     solve,
 )
 from fedamp_jax.placement.placement import Placement
-from fedamp_jax.trees import broadcast_like, check_float32
+from fedamp_jax.trees import broadcast_like, check_float32, where
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
 
 ALPHA = optax.exponential_decay(1e4, transition_steps=30, decay_rate=0.1, staircase=True, end_value=1e2)
@@ -33,10 +33,12 @@ of local training is stable while learning rate * lam / alpha_k < 2, so an alpha
 
 
 class FedAMPState(NamedTuple):
-    """Attributes: clients: `Local [M]`, the personal models w_i. round: `[]` int32, k - 1 of the paper.
-    memory: what the attention weights remember; `()` for FedAMP and HeurFedAMP."""
+    """Attributes: clients: `Local [M]`, the personal models w_i. trained: `[M]` bool, who has trained.
+    round: `[]` int32, k - 1 of the paper. memory: what the attention weights remember; `()` for FedAMP and HeurFedAMP.
+    """
 
     clients: Local
+    trained: Array
     round: Array
     memory: PyTree = ()
 
@@ -83,7 +85,8 @@ def attentive(
             diagonal, trains no client and reports an error; without it nothing looks at the weights.
         start: local training starts from the cloud model u_i (`"cloud"`) or from w_i (`"personal"`).
         common_init: one initial model for all clients, or one each.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
+        stats: BatchNorm statistics are mixed by xi (`"mix"`); or they stay each client's own (`"local"`), and only
+            those that a client's first training starts from are mixed, as u_i is.
         stale: the last models of clients that are offline are left out of xi (`"exclude"`) or count (`"include"`).
 
     Returns:
@@ -108,7 +111,7 @@ def attentive(
     def init(key, data):
         clients = init_clients(task, solver, data, key, common=common_init)
         remembered = () if memory is None else jax.tree.map(jnp.copy, memory.init(clients.variables))
-        return FedAMPState(clients, jnp.zeros((), jnp.int32), remembered)
+        return FedAMPState(clients, jnp.zeros((len(data.size),), bool), jnp.zeros((), jnp.int32), remembered)
 
     def round(key, state, data):
         k, mine, place = state.round, state.clients.variables, data.placement
@@ -124,7 +127,8 @@ def attentive(
             fine = jnp.all(attention.own_weights(xi) >= 0)
             data, error = data._replace(online=data.online & fine), (~fine).astype(jnp.int32)
         cloud = server.mix(xi, models)
-        running = server.mix(xi, place.by_parameters(mine.stats)) if stats == "mix" else mine.stats
+        running = server.mix(xi, place.by_parameters(mine.stats))
+        running = running if stats == "mix" else where(state.trained, mine.stats, running)
         begin = Variables(cloud if start == "cloud" else mine.params, running)
         of_each = numbers(k, data) if numbers else ()
 
@@ -136,15 +140,18 @@ def attentive(
         clients, info = for_each_client(solver, data, local, state.clients, begin, cloud, *of_each, key=key)
         info = info._replace(xi=xi, error=error)
         remembered = state.memory if memory is None else memory.update(state.memory, begin, info)
-        return FedAMPState(clients, k + 1, remembered), info
+        trained = state.trained | ((info.epochs > 0) & ~info.rejected)
+        return FedAMPState(clients, trained, k + 1, remembered), info
 
     def personalize(key, state, data):
         return state.clients.variables
 
     def join(state, fresh):
-        mine, start = state.clients.variables, fresh.clients.variables
-        mean = broadcast_like(jax.tree.map(lambda a: jnp.mean(a, axis=0), mine), start)
-        variables = Variables(mean.params, mean.stats if stats == "mix" else start.stats)
+        # An initial model, of a client that has not trained, would draw the mean away from what the others found.
+        counts = jnp.where(jnp.any(state.trained), state.trained, True).astype(jnp.float32)
+        mine = state.clients.variables
+        mean = server.weighted_mean(counts, mine, jax.tree.map(lambda a: a[0], mine))
+        variables = broadcast_like(mean, fresh.clients.variables)
         remembered = () if memory is None else memory.init(variables)
         return fresh._replace(clients=fresh.clients._replace(variables=variables), memory=remembered)
 

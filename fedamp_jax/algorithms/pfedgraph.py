@@ -32,7 +32,7 @@ def pfedgraph(
         mu: weight of the alignment with u_i, at least 0 (the authors' program calls it lambda).
         released: reproduce the authors' program (`pfedgraph_approx.py --difference_measure all`), which adds the
             similarity to the loss instead of subtracting it, and takes cosines above 0.9 as 1.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
+        stats: as in `attentive`.
 
     Returns:
         The `Algorithm`; `info.xi` holds the graph.

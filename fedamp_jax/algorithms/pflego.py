@@ -99,7 +99,7 @@ def pflego(
     server_optimizer: optax.GradientTransformation | None = None,
     weigh_heads: bool = False,
     common_init: bool = True,
-    stats: str = "local",
+    stats: str = "mix",
 ) -> Algorithm:
     """PFLEGO: tau - 1 gradient steps on the head W_i, then one joint gradient at (W_i, theta).
 
@@ -119,7 +119,7 @@ def pflego(
         weigh_heads: multiply the heads' joint step by alpha_i. Eq. 3 and Algorithm 1 do not, but Eq. 5 does, and only
             so is the step unbiased for the heads too (Proposition 1).
         common_init: one initial head for all clients, or one each, as in the paper.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+        stats: as in `fedper`.
 
     Returns:
         The `Algorithm`. `I / r` of Eq. 3 and 4 is the number of clients over the number whose update counts in
@@ -172,14 +172,14 @@ def pflego(
             updates, new_server = server_at(k).update(total, state.server, model.body)
         body = optax.apply_updates(model.body, updates)  # Eq. 4
         body, new_server = where(jnp.any(here), (body, new_server), (model.body, state.server))
-        running = new_stats(server.sample_weights(data, info), after.stats, model.stats)
-        return PFLEGOState(BodyState(body, heads, running, (), k + 1), new_server), info
+        running, trained = new_stats(server.sample_weights(data, info), after.stats, model.stats, model.trained)
+        return PFLEGOState(BodyState(body, heads, running, trained, (), k + 1), new_server), info
 
     def personalize(key, state, data):
         return assemble(state.model, data)
 
     def join(state, fresh):
-        running = server.statistics_of_newcomers(stats, state.model.stats, fresh.model.stats)
+        running = server.statistics_of_newcomers(state.model.stats, state.model.trained, fresh.model.stats)
         return fresh._replace(model=fresh.model._replace(stats=running))
 
     return Algorithm(init, round, personalize, join=join)

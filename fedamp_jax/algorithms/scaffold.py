@@ -31,6 +31,7 @@ class ScaffoldState(NamedTuple):
         control: the server's control variate c, a tree like `params`.
         controls: the clients' c_i, leaves `[M, ...]`.
         clients: `Variables [M]`, each client's model after its last local training, y_i.
+        trained: `[M]` bool, who has trained; see `engine.server.statistics_policy`.
         round: `[]` int32.
     """
 
@@ -38,6 +39,7 @@ class ScaffoldState(NamedTuple):
     control: PyTree
     controls: PyTree
     clients: Variables
+    trained: Array
     round: Array
 
 
@@ -62,7 +64,7 @@ def scaffold(
             all its data at x.
         personal: the models to use: each client's own after local training (`"local"`), or the global one (`"global"`).
             The FedAMP paper's tables count SCAFFOLD among the personalized methods.
-        stats: BatchNorm statistics are averaged (`"mix"`) or each client's own (`"local"`).
+        stats: as in `fedprox`, here averaged uniformly.
 
     Returns:
         The `Algorithm`. Means over the clients online are uniform, as published.
@@ -86,7 +88,8 @@ def scaffold(
         start, m = init_model(task, key), len(data.size)
         zero = jax.tree.map(jnp.zeros_like, start.params)
         controls, clients = broadcast((zero, start), m)
-        return ScaffoldState(start.params, zero, controls, clients, jnp.zeros((), jnp.int32))
+        nobody, k = jnp.zeros((m,), bool), jnp.zeros((), jnp.int32)
+        return ScaffoldState(start.params, zero, controls, clients, nobody, k)
 
     def round(key, state, data):
         x, c, k = state.params, state.control, state.round
@@ -115,8 +118,8 @@ def scaffold(
         )
         step, mean = at_round(global_step, k), server.weighted_mean(counts, clients.params, x)
         params = jax.tree.map(lambda a, b: a + step * (b - a), x, mean)
-        clients = clients._replace(stats=new_stats(counts, clients.stats, state.clients.stats))
-        return ScaffoldState(params, control, controls, clients, k + 1), info
+        running, trained = new_stats(counts, clients.stats, state.clients.stats, state.trained)
+        return ScaffoldState(params, control, controls, clients._replace(stats=running), trained, k + 1), info
 
     def personalize(key, state, data):
         if personal == "local":
@@ -124,7 +127,7 @@ def scaffold(
         return Variables(broadcast(state.params, len(data.size)), state.clients.stats)
 
     def join(state, fresh):
-        running = server.statistics_of_newcomers(stats, state.clients.stats, fresh.clients.stats)
+        running = server.statistics_of_newcomers(state.clients.stats, state.trained, fresh.clients.stats)
         clients = Variables(broadcast_like(state.params, fresh.clients.params), running)
         # So c stays the mean of all c_i, and a newcomer's first steps are not corrected.
         return fresh._replace(controls=broadcast_like(state.control, fresh.controls), clients=clients)
