@@ -11,11 +11,11 @@ from fedamp_jax import trees
 from fedamp_jax.checks import check_number
 from fedamp_jax.engine import (
     Solver,
-    at_round,
     broadcast_to_clients,
     check_parts,
     for_each_client,
     init_model,
+    of_clients,
     server,
     solve,
 )
@@ -92,7 +92,8 @@ def apfl(
         alpha: mixing weights, a number or one per client `[M]`, in [0, 1]; the FedAMP paper tunes over 0, 0.25, 0.5,
             0.75. 0 is FedAvg.
         adapt_alpha: let every step move alpha_i too, along `<grad f(mixed), v_i - w_i>`, kept within [0, 1].
-        learning_rate: of all of them, greater than 0; the FedAMP paper found 1e-2 best (Appendix C).
+        learning_rate: of all of them, greater than 0; a number, one per client `[M]`, a schedule of the round or a
+            tracer. The FedAMP paper found 1e-2 best (Appendix C).
         stats: as in `fedprox`, of both models.
 
     Returns:
@@ -114,11 +115,9 @@ def apfl(
     if callable(alpha):
         raise TypeError("alpha must be a number or one for each client: a schedule would be evaluated in round 0 only")
     check_number("alpha", alpha, low=0, high=1, strict=False, allow_array=True)
-    check_number("learning_rate", learning_rate, low=0)
+    check_number("learning_rate", learning_rate, low=0, allow_array=True)
     new_stats = server.statistics_policy(stats)
-    sgd = dataclasses.replace(
-        solver, optimizer=lambda k: _projected_sgd(at_round(learning_rate, k)), keep_optimizer=False
-    )
+    own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
     pair = _both(task)
 
     def init(key, data):
@@ -131,7 +130,8 @@ def apfl(
         return APFLState(start.params, trees.broadcast(start.params, m), mixing, (running, again), nobody, k)
 
     def round(key, state, data):
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, rate_i):
+            sgd = dataclasses.replace(own_solver, optimizer=lambda k: _projected_sgd(rate_i))
             trained = tuple(
                 jax.tree.map(lambda _, f=flag: f, p) for p, flag in zip(mine.params, (True, True, adapt_alpha))
             )
@@ -140,7 +140,8 @@ def apfl(
 
         w = trees.broadcast(state.params, len(data.size))
         begin = Variables((w, state.personal, state.alpha), state.stats)
-        sent, info = for_each_client(sgd, data, local, begin, key=key)
+        rates = of_clients("learning_rate", learning_rate, state.round, data)
+        sent, info = for_each_client(own_solver, data, local, begin, rates, key=key)
         weights = server.sample_weights(data, info)
         params = server.weighted_mean(weights, sent.params[0], state.params)
         running, trained = new_stats(weights, sent.stats, state.stats, state.trained)

@@ -188,6 +188,7 @@ def fedamp(
     Args:
         task, solver: the model and local training.
         sigma: scale of squared distances, greater than 0; of the order of `||w_i - w_j||^2` between similar clients.
+            One per client `[M]` is the scale of the models that it receives.
             Or `attention.perplexity(k)`, which finds each client's own in every round.
         self_weight: None for Eq. 5 as printed, `xi_ii = 1 - sum_j xi_ij`, which needs a small alpha; or a number in
             [0, 1], or one per client `[M]`: then the others' weights are normalised to `1 - xi_ii`. Appendix C takes
@@ -222,7 +223,7 @@ def fedamp(
 
     def weights(models, edges, k, data):
         own = None if self_weight is None else of_clients("self_weight", self_weight, k, data)
-        return attention.fedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k),
+        return attention.fedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k, data),
                                         alpha=at_round(alpha, k), slope=slope, self_weight=own)  # fmt: skip
 
     explain = attention.explain if self_weight is None or attention.may_fail(sigma, self_weight) else None

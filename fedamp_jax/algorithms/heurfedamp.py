@@ -23,7 +23,8 @@ def heurfedamp(
     Args:
         task: the model.
         solver: local training.
-        sigma: sharpness of the softmax over cosines, greater than 0; or `attention.perplexity(k)`.
+        sigma: sharpness of the softmax over cosines, greater than 0; a number, one per client `[M]` for what it
+            receives, a schedule of the round or a tracer; or `attention.perplexity(k)`.
         self_weight: xi_ii, a number in [0, 1] or one per client `[M]`; Appendix C takes `1 / (N_i + 1)`.
         alpha: as in `fedamp`; here it only sets the proximal weight `lam / (2 alpha_k)`.
         lam: as in `fedamp`.
@@ -47,7 +48,9 @@ def heurfedamp(
 
     def weights(models, edges, k, data):
         own = of_clients("self_weight", self_weight, k, data)
-        return attention.heurfedamp_weights(models, edges, sigma=attention.sigma_at_round(sigma, k), self_weight=own)
+        return attention.heurfedamp_weights(
+            models, edges, sigma=attention.sigma_at_round(sigma, k, data), self_weight=own
+        )
 
     explain = attention.explain if attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

@@ -17,6 +17,7 @@ from fedamp_jax.engine import (
     for_each_client,
     for_each_minibatch,
     full_gradient,
+    of_clients,
     server,
     share_of,
     take_batch,
@@ -112,8 +113,9 @@ def pflego(
         solver: `epochs` is tau, one full-batch step being one pass; `batch_size` is how many examples are held at once,
             and changes nothing but memory unless a normalisation couples the examples of a batch. Its optimizer is not
             used: the method has steps of its own.
-        beta: learning rate of the tau - 1 head steps.
-        rho: learning rate of the joint step.
+        beta: learning rate of the tau - 1 head steps; a number, one per client `[M]`, a schedule of the round or a
+            tracer.
+        rho: learning rate of the joint step, of all clients, as the server's step on theta is one step for all.
         server_optimizer: the optax optimizer that takes theta along the gradient of Eq. 4; None for SGD with `rho`. The
             authors' program uses Adam, `optax.adam(0.003)`, where their paper writes SGD.
         weigh_heads: multiply the heads' joint step by alpha_i. Eq. 3 and Algorithm 1 do not, but Eq. 5 does, and only
@@ -134,7 +136,7 @@ def pflego(
     >>> algorithm = fedamp_jax.pflego(task, fedamp_jax.Solver(optax.sgd(0.1), epochs=50))
     """
     check_parts(task, solver)
-    check_number("beta", beta, low=0)
+    check_number("beta", beta, low=0, allow_array=True)
     check_number("rho", rho, low=0)
     new_stats = server.statistics_policy(stats)
     own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
@@ -152,15 +154,16 @@ def pflego(
         check_float32(begin)
         head = head_mask(task, begin.params)
 
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, beta_i):
             start = mine[0]
-            params = head_steps(task, own_solver, client, start, head, epochs - 1, at_round(beta, k), key)
+            params = head_steps(task, own_solver, client, start, head, epochs - 1, beta_i, key)
             joint, running, loss = full_gradient(task, own_solver, client, Variables(params, start.stats), key)
             return (Variables(params, running), joint), loss
 
         # A client that is offline or rejected leaves its head, and a gradient of zero.
         zero = jax.tree.map(jnp.zeros_like, begin.params)
-        (after, joint), info = for_each_client(own_solver, data, local, (begin, zero), key=key)
+        (after, joint), info = for_each_client(own_solver, data, local, (begin, zero),
+                                               of_clients("beta", beta, k, data), key=key)  # fmt: skip
         here = data.online & ~info.rejected
         boost = data.clients / jnp.maximum(jnp.sum(here, dtype=jnp.float32), 1.0)  # I / r
         share = data.size.astype(jnp.float32) / jnp.sum(data.size, dtype=jnp.float32)  # alpha_i, over ALL clients

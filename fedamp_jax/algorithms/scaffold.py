@@ -15,6 +15,7 @@ from fedamp_jax.engine import (
     for_each_client,
     full_gradient,
     init_model,
+    of_clients,
     server,
     solve,
     stream,
@@ -58,7 +59,8 @@ def scaffold(
     Args:
         task: the model.
         solver: epochs and batch size. Its optimizer is not used: the method is plain SGD.
-        learning_rate: eta_l, greater than 0; the FedAMP paper found 1e-2 best (Appendix C).
+        learning_rate: eta_l, greater than 0; a number, one per client `[M]`, a schedule of the round or a tracer. The
+            FedAMP paper found 1e-2 best (Appendix C).
         global_step: eta_g, greater than 0; 1 in the FedAMP paper.
         option: how a client updates its variate: `"II"`, `c_i - c + (x - y_i) / (K eta_l)`, or `"I"`, the gradient of
             all its data at x.
@@ -77,12 +79,12 @@ def scaffold(
     >>> algorithm = fedamp_jax.scaffold(task, fedamp_jax.Solver(optax.sgd(1e-2)), learning_rate=1e-2)
     """
     check_parts(task, solver)
-    check_number("learning_rate", learning_rate, low=0)
+    check_number("learning_rate", learning_rate, low=0, allow_array=True)
     check_number("global_step", global_step, low=0)
     check_choice("option", option, ("I", "II"))
     check_choice("personal", personal, ("local", "global"))
     new_stats = server.statistics_policy(stats)
-    sgd = dataclasses.replace(solver, optimizer=lambda k: optax.sgd(at_round(learning_rate, k)), keep_optimizer=False)
+    own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
 
     def init(key, data):
         start, m = init_model(task, key), len(data.size)
@@ -94,8 +96,9 @@ def scaffold(
     def round(key, state, data):
         x, c, k = state.params, state.control, state.round
 
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, rate_i):
             c_i, last = mine
+            sgd = dataclasses.replace(own_solver, optimizer=lambda k: optax.sgd(rate_i))
             begin = Variables(x, last.stats)
             shift = jax.tree.map(jnp.subtract, c, c_i)
             result, loss = solve(task, sgd, client, begin, key, epochs=epochs, k=k, correction=shift)
@@ -105,11 +108,12 @@ def scaffold(
             else:
                 width = sgd.width(client)
                 steps = epochs * ((client.size + width - 1) // width)  # K
-                rate = at_round(learning_rate, k) * jnp.maximum(steps, 1).astype(jnp.float32)
+                rate = rate_i * jnp.maximum(steps, 1).astype(jnp.float32)
                 new = jax.tree.map(lambda a, b, d: (a - b) / rate - d, x, y.params, shift)
             return (new, y), loss
 
-        (controls, clients), info = for_each_client(sgd, data, local, (state.controls, state.clients), key=key)
+        rates, keep = of_clients("learning_rate", learning_rate, k, data), (state.controls, state.clients)
+        (controls, clients), info = for_each_client(own_solver, data, local, keep, rates, key=key)
         counts = (data.online & ~info.rejected).astype(jnp.float32)  # the clients of S, with equal weights
         change = jax.tree.map(jnp.subtract, controls, state.controls)
         present = jnp.sum(counts) / data.clients  # |S| / M; the variates of the others did not change
