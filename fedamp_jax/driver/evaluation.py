@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 
 from fedamp_jax.checks import check_choice
@@ -149,7 +150,7 @@ def _marked(scores: Array, known: Array) -> Array:
 
     On the host, as the flag `jax_debug_nans` stops at a NaN that comes out of a program.
     """
-    if isinstance(scores, jax.core.Tracer) or not scores.is_fully_addressable:
+    if isinstance(scores, Tracer) or not scores.is_fully_addressable:
         return jnp.where(expand_dims_like(known, scores), scores, jnp.nan)
     here, told = np.asarray(known), np.array(scores)
     if here.all():
