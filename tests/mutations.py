@@ -322,6 +322,8 @@ MUTATIONS = [
              "tests/algorithms/test_numbers_of_clients.py -k row"),
     Mutation("beta-of-one", "fedamp_jax/algorithms/pflego.py", 'of_clients("beta", beta, k, data)', 'jnp.full((len(data.size),), of_clients("beta", beta, k, data)[0])',
              "tests/algorithms/test_numbers_of_clients.py -k pflego"),
+    Mutation("numbers-masked", "fedamp_jax/checks.py", "if np.ma.is_masked(value):", "if False:", "tests/test_arguments.py -k masked"),
+    Mutation("folder-as-file", "fedamp_jax/files.py", "if found.is_dir():", "if False:", "tests/test_files.py -k folder_is"),
     Mutation("metric-by-name", "fedamp_jax/driver/evaluation.py", "metrics=(by_name[name],)", "metrics=task.metrics[:1]", "tests/models/test_tasks.py -k by_hand"),
     Mutation("targets-cut", "fedamp_jax/data/stack.py", 'np.int32 if like.y.dtype.kind in "iu" else np.float32', "np.int32", "tests/models/test_tasks.py -k 'numpy or agree'"),
     Mutation("integers-lost", "fedamp_jax/data/checks.py", 'if keep_integers and x.dtype.kind in "iu":', "if False:", "tests/models/test_tasks.py -k integers"),

@@ -29,6 +29,7 @@ REFUSED = {
     "sigma text": (lambda: amp(sigma="1"), "sigma must be a number"),
     "sigma NaN": (lambda: heur(sigma=float("nan")), "sigma must be finite, got nan"),
     "sigma of each": (lambda: amp(sigma=[1.0, -2.0]), r"sigma must be at least .* at position 1"),
+    "sigma masked": (lambda: amp(sigma=np.ma.masked_array([1.0, 2.0], [False, True])), "masked, at position 1"),
     "alpha of each": (lambda: amp(alpha=[1.0, 2.0]), "alpha must be a number or a schedule"),
     "lam": (lambda: amp(lam=-1.0), "lam must be at least 0"),
     "alpha": (lambda: amp(alpha=0.0), "alpha must be greater than 0"),

@@ -147,6 +147,16 @@ def test_what_is_no_path(path, error, message):
         files.local_path(path)
 
 
+@pytest.mark.parametrize("taker", ["save_models", "csv", "replace_file"])
+def test_a_folder_is_no_file(taker, tmp_path):
+    """Failed with the operating system's error, of which nobody knew what the unfinished file in it was."""
+    models = jax.vmap(tiny_task().init)(jax.random.split(jax.random.key(0), 2))
+    takers = {**TAKERS, "save_models": lambda path: fedamp_jax.save_models(path, tiny_task(), models)}
+    with pytest.raises(ValueError, match="is a folder: give the name of a file in it"):
+        takers[taker](tmp_path)
+    assert not os.listdir(tmp_path)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize(
     "path", ["runs[a]/report.html", "runs[/a]", ":key:/[red]x", "日本", "\udcff", "a\\[b]"], ids=ascii
