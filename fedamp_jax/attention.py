@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.engine import server
-from fedamp_jax.engine.hyperparameters import at_round
+from fedamp_jax.engine.hyperparameters import at_round, broadcast_to_clients
 from fedamp_jax.placement.placement import ByParameters
 from fedamp_jax.types import Array, Data, Info, PyTree, RoundError, Variables
 
@@ -258,7 +258,8 @@ def fedamp_weights(
     Args:
         models: the clients' models, leaves `[M, ...]`, or `data.placement.by_parameters` of them.
         edges: `[M, M]` bool, which models may reach which clients; a row without any edge becomes the identity's.
-        sigma: `[]` float32, the distance scale (of squared distances); or a `Perplexity`, with `self_weight`.
+        sigma: `[]` float32, the distance scale (of squared distances), `[M, 1]` for one of each client's; or a
+            `Perplexity`, with `self_weight`.
         alpha: `[]` float32, step size; without effect if `self_weight` is given, as it cancels.
         slope: `log A'`.
         self_weight: None for the equations as printed, where a large alpha makes `xi_ii` negative (the caller must
@@ -298,7 +299,7 @@ def heurfedamp_weights(
     Args:
         models: as in `fedamp_weights`.
         edges: as in `fedamp_weights`.
-        sigma: `[]` float32, sharpness of the softmax; or a `Perplexity`.
+        sigma: `[]` float32, sharpness of the softmax, `[M, 1]` for one of each client's; or a `Perplexity`.
         self_weight: `[]` or `[M]` float32, `xi_ii`.
 
     Returns:
@@ -327,14 +328,18 @@ def check_hyperparameters(sigma: Any, self_weight: Any) -> None:
             raise ValueError("sigma=perplexity(k) needs a self_weight: it is a property of normalised weights")
         perplexity(sigma.k)
         sigma = 1.0
-    check_number("sigma", sigma, low=_TINY, strict=False, low_is="float32's smallest normal number")
+    check_number("sigma", sigma, low=_TINY, strict=False, low_is="float32's smallest normal number",
+                 allow_array=True)  # fmt: skip
     if self_weight is not None:
         check_number("self_weight", self_weight, low=0, high=1, strict=False, allow_array=True)
 
 
-def sigma_at_round(sigma: Any, k: Array) -> Any:
-    """Sigma, or the perplexity that takes its place, in round `k [] int32`."""
-    return Perplexity(at_round(sigma.k, k)) if isinstance(sigma, Perplexity) else at_round(sigma, k)
+def sigma_at_round(sigma: Any, k: Array, data: Data) -> Any:
+    """Sigma in round `k [] int32`, `[]` or one of each row `[M, 1]`; or the perplexity that takes its place."""
+    if isinstance(sigma, Perplexity):
+        return Perplexity(at_round(sigma.k, k))
+    value = at_round(sigma, k)
+    return value if value.ndim == 0 else broadcast_to_clients("sigma", value, data)[:, None]
 
 
 def may_fail(*swept: Any) -> bool:

@@ -56,6 +56,8 @@ def check_number(
     if not np.issubdtype(numbers.dtype, np.number) or numbers.ndim > allow_array:
         allowed = "a number, one number per client" if allow_array else "a number"
         raise TypeError(f"{name} must be {allowed} or a schedule of the round, got {value!r}")
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} has values that are masked, at position {int(np.argmax(np.ma.getmaskarray(value)))}")
     if not np.isfinite(numbers).all():
         raise ValueError(f"{name} must be finite, got {value!r}")
     inside = ((numbers > low) if strict else (numbers >= low)) & (numbers <= high)

@@ -46,6 +46,23 @@ local path, and copy it from or to there, or mount what is there as a folder
     return Path(os.path.expanduser(text))
 
 
+def local_file(path: str | os.PathLike[str], name: str = "the path") -> Path:
+    """As `local_path`, for a file that is to be written.
+
+    Raises:
+        TypeError, ValueError: as `local_path`; or it is a folder.
+
+    >>> local_file("/", "the path of the CSV file")
+    Traceback (most recent call last):
+        ...
+    ValueError: the path of the CSV file '/' is a folder: give the name of a file in it
+    """
+    found = local_path(path, name)
+    if found.is_dir():
+        raise ValueError(f"{name} {os.fspath(path)!r} is a folder: give the name of a file in it")
+    return found
+
+
 def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], Any]) -> Path:
     """Write a file atomically, and make its folder if needed.
 
@@ -57,14 +74,14 @@ def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[Binary
         The path.
 
     Raises:
-        ValueError: see `local_path`.
+        ValueError: see `local_file`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     replace_file(Path(folder, "a", "b.txt"), b"text").read_bytes()
     b'text'
     """
-    path = local_path(path)
+    path = local_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The same name each time, so that what a killed process left is overwritten by the next one; but not the same in
     # processes that compute together, which may write at the same time.

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 
 from fedamp_jax.driver.history import Evaluation
-from fedamp_jax.files import local_path, replace_file
+from fedamp_jax.files import local_file, local_path, replace_file
 
 __all__ = ["Writer", "csv", "tensorboard", "wandb"]
 
@@ -165,7 +165,7 @@ class Table:
     """
 
     def __init__(self, path: str | os.PathLike[str], labels: Mapping[str, Any]):
-        self._path, self._columns = local_path(path, "the path of the CSV file"), []
+        self._path, self._columns = local_file(path, "the path of the CSV file"), []
         # As they are read back: text.
         self._labels = {name: _cells(_line([_cell(value)]))[0][0] for name, value in labels.items()}
         if (rows := self._rows()) and not {*labels, "round"} <= {*rows[0]}:

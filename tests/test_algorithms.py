@@ -27,7 +27,12 @@ OTHERS = np.arange(M) != BAD
 
 entry = registry.one_after_the_other(registry.ENTRIES)
 
-SHARED = {"fedavg": ".stats", "fedprox": ".stats", "scaffold": ".clients.stats", "ditto": ".shared.stats"}
+SHARED = {
+    **dict.fromkeys(("fedavg", "fedprox", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon"), ".stats"),
+    "scaffold": ".clients.stats",
+    "ditto": ".shared.stats",
+    "pflego": ".model.stats",
+}
 """What has a row for each client and is nevertheless the server's: running statistics that it averages."""
 
 

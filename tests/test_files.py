@@ -82,6 +82,7 @@ TAKERS = {
     "checkpoint": lambda path: Checkpoints(path, None, 2),
     "save_models": lambda path: fedamp_jax.save_models(path, tiny_task(), None),  # pyright: ignore[reportArgumentType]
     "load_models": lambda path: fedamp_jax.load_models(path, tiny_task()),
+    "load": lambda path: fedamp_jax.data.load("mnist", path),
     "csv": writers.csv,
     "tensorboard": writers.tensorboard,
     "report": lambda path: report.write({}, path),  # pyright: ignore[reportArgumentType]
@@ -101,13 +102,15 @@ def test_addresses_are_refused(taker, address, tmp_path, monkeypatch):
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("words", [("--out", "gs://bucket/a"), ("--from", "s3://bucket/a/results.json")])
+@pytest.mark.parametrize("words", [("--out", "gs://bucket/a"), ("--from", "s3://bucket/a/results.json"),
+                                   ("--data-dir", "gs://bucket/data")])  # fmt: skip
 def test_addresses_are_refused_on_the_command_line(words, tmp_path, monkeypatch, capsys):
     """Before data are read. Failed with a folder `gs:` in the current one, and with a file that is not there."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         command(monkeypatch, practical, *words)
-    assert f"{words[0]} {words[1]!r} is an address" in capsys.readouterr().err and not os.listdir(tmp_path)
+    said = " ".join(capsys.readouterr().err.split())
+    assert words[0] in said and f"{words[1]!r} is an address" in said and not os.listdir(tmp_path)
 
 
 def test_the_home_folder(tmp_path, monkeypatch):
@@ -142,6 +145,16 @@ def test_what_is_no_path(path, error, message):
     """Failed with errors of the operating system, of which some came after the training."""
     with pytest.raises(error, match=message):
         files.local_path(path)
+
+
+@pytest.mark.parametrize("taker", ["save_models", "csv", "replace_file"])
+def test_a_folder_is_no_file(taker, tmp_path):
+    """Failed with the operating system's error, of which nobody knew what the unfinished file in it was."""
+    models = jax.vmap(tiny_task().init)(jax.random.split(jax.random.key(0), 2))
+    takers = {**TAKERS, "save_models": lambda path: fedamp_jax.save_models(path, tiny_task(), models)}
+    with pytest.raises(ValueError, match="is a folder: give the name of a file in it"):
+        takers[taker](tmp_path)
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

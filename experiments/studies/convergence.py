@@ -17,7 +17,6 @@ with the full proximal weight of Eq. 4, minimizes F + lam / 2 calA in place of G
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -27,6 +26,7 @@ from objective import Array, Problem, logistic, minimize, neg_exp, prox, pseudo_
 from result_types import KINDS, ConvergenceResults, TheoremResults
 
 from fedamp_jax.checks import check_integer, check_number
+from fedamp_jax.files import local_path
 from fedamp_jax.report import figures, files
 from fedamp_jax.report.provenance import describe_run
 from fedamp_jax.runner import command_line, run_folder
@@ -175,7 +175,7 @@ def execute(options: Options) -> ConvergenceResults:
         check_number(f"--{name}", getattr(options, name), low=0)
     for rounds in options.rounds:
         check_integer("--rounds", rounds, low=1)
-    folder = Path(options.out)
+    folder = local_path(options.out, "--out")
     options = dataclasses.replace(options, rounds=tuple(sorted(set(options.rounds))))
     if len(options.rounds) < 2:
         raise ValueError(f"--rounds needs at least two values of K, for a slope; got {options.rounds}")

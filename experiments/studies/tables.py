@@ -31,6 +31,7 @@ from fedamp_jax.algorithms.registry import METHODS, PAPER_METHODS
 from fedamp_jax.data.federations import clients_of
 from fedamp_jax.experiments import paper_values
 from fedamp_jax.experiments.concept import Concept
+from fedamp_jax.files import local_path
 from fedamp_jax.report import figures, files
 from fedamp_jax.report.files import Record, Row, methods_in, read, single_runs
 from fedamp_jax.report.schema import GridResults, Results, RunResults, is_grid
@@ -285,16 +286,17 @@ def execute(options: Options) -> None:
     if options.note is not None and options.slim is None:
         raise ValueError("--note is for --slim, which writes it into the small copies: leave it out, or give --slim")
     if options.slim is not None:
-        if Path(options.slim).is_file():
+        folder = local_path(options.slim, "--slim")
+        if folder.is_file():
             raise ValueError(f"--slim {options.slim} is a file; give a folder")
         for record in records:
-            messages.console.print(str(slim(record, Path(options.slim), options.note)), highlight=False, soft_wrap=True)
+            messages.console.print(str(slim(record, folder, options.note)), highlight=False, soft_wrap=True)
         return
     command = shlex.join(["python", "tables.py"])
     if options.write is None:
         print(page(records, f"{command} RESULTS..."))
         return
-    path = Path(options.write)
+    path = local_path(options.write, "--write")
     if path.is_dir():
         raise ValueError(f"--write {path} is a folder; give the name of a file, such as {path / 'results.md'}")
     command = shlex.join(["python", "tables.py", "--write", options.write, *options.results])

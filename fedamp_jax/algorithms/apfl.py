@@ -11,11 +11,11 @@ from fedamp_jax import trees
 from fedamp_jax.checks import check_number
 from fedamp_jax.engine import (
     Solver,
-    at_round,
     broadcast_to_clients,
     check_parts,
     for_each_client,
     init_model,
+    of_clients,
     server,
     solve,
 )
@@ -30,6 +30,7 @@ class APFLState(NamedTuple):
         personal: the clients' v_i, leaves `[M, ...]`.
         alpha: `[M]` float32, the mixing weights.
         stats: running statistics of the global and of the mixed models, two trees with leaves `[M, ...]`.
+        trained: `[M]` bool, who has trained; see `engine.server.statistics_policy`.
         round: `[]` int32.
     """
 
@@ -37,6 +38,7 @@ class APFLState(NamedTuple):
     personal: PyTree
     alpha: Array
     stats: tuple[PyTree, PyTree]
+    trained: Array
     round: Array
 
 
@@ -80,7 +82,7 @@ def apfl(
     alpha: Any = 0.25,
     adapt_alpha: bool = False,
     learning_rate: Any = 1e-2,
-    stats: str = "local",
+    stats: str = "mix",
 ) -> Algorithm:
     """APFL: each step moves w_i along `grad f(w_i)` and v_i along `alpha grad f(alpha v_i + (1 - alpha) w_i)`.
 
@@ -90,8 +92,9 @@ def apfl(
         alpha: mixing weights, a number or one per client `[M]`, in [0, 1]; the FedAMP paper tunes over 0, 0.25, 0.5,
             0.75. 0 is FedAvg.
         adapt_alpha: let every step move alpha_i too, along `<grad f(mixed), v_i - w_i>`, kept within [0, 1].
-        learning_rate: of all of them, greater than 0; the FedAMP paper found 1e-2 best (Appendix C).
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+        learning_rate: of all of them, greater than 0; a number, one per client `[M]`, a schedule of the round or a
+            tracer. The FedAMP paper found 1e-2 best (Appendix C).
+        stats: as in `fedprox`, of both models.
 
     Returns:
         The `Algorithm`; `personalize` mixes v_i with the averaged w. `info.loss` is the sum of both models' losses.
@@ -112,11 +115,9 @@ def apfl(
     if callable(alpha):
         raise TypeError("alpha must be a number or one for each client: a schedule would be evaluated in round 0 only")
     check_number("alpha", alpha, low=0, high=1, strict=False, allow_array=True)
-    check_number("learning_rate", learning_rate, low=0)
+    check_number("learning_rate", learning_rate, low=0, allow_array=True)
     new_stats = server.statistics_policy(stats)
-    sgd = dataclasses.replace(
-        solver, optimizer=lambda k: _projected_sgd(at_round(learning_rate, k)), keep_optimizer=False
-    )
+    own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
     pair = _both(task)
 
     def init(key, data):
@@ -125,12 +126,12 @@ def apfl(
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round donates all of a state's
         # A copy: every round donates the state, and not the caller's array.
         mixing = jnp.array(broadcast_to_clients("alpha", jnp.asarray(alpha, jnp.float32), data))
-        return APFLState(
-            start.params, trees.broadcast(start.params, m), mixing, (running, again), jnp.zeros((), jnp.int32)
-        )
+        nobody, k = jnp.zeros((m,), bool), jnp.zeros((), jnp.int32)
+        return APFLState(start.params, trees.broadcast(start.params, m), mixing, (running, again), nobody, k)
 
     def round(key, state, data):
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, rate_i):
+            sgd = dataclasses.replace(own_solver, optimizer=lambda k: _projected_sgd(rate_i))
             trained = tuple(
                 jax.tree.map(lambda _, f=flag: f, p) for p, flag in zip(mine.params, (True, True, adapt_alpha))
             )
@@ -139,18 +140,20 @@ def apfl(
 
         w = trees.broadcast(state.params, len(data.size))
         begin = Variables((w, state.personal, state.alpha), state.stats)
-        sent, info = for_each_client(sgd, data, local, begin, key=key)
+        rates = of_clients("learning_rate", learning_rate, state.round, data)
+        sent, info = for_each_client(own_solver, data, local, begin, rates, key=key)
         weights = server.sample_weights(data, info)
         params = server.weighted_mean(weights, sent.params[0], state.params)
-        running = new_stats(weights, sent.stats, state.stats)
-        return APFLState(params, sent.params[1], sent.params[2], running, state.round + 1), info
+        running, trained = new_stats(weights, sent.stats, state.stats, state.trained)
+        return APFLState(params, sent.params[1], sent.params[2], running, trained, state.round + 1), info
 
     def personalize(key, state, data):
         w = trees.broadcast(state.params, len(data.size))
         return Variables(_mix(state.alpha, state.personal, w), state.stats[1])
 
     def join(state, fresh):
-        running = server.statistics_of_newcomers(stats, state.stats, fresh.stats)
-        return fresh._replace(personal=trees.broadcast_like(state.params, fresh.personal), stats=running)
+        # Their mixture is w, whatever alpha is.
+        running = server.statistics_of_newcomers(state.stats[0], state.trained, fresh.stats[0])
+        return fresh._replace(personal=trees.broadcast_like(state.params, fresh.personal), stats=(running, running))
 
     return Algorithm(init, round, personalize, join=join)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedamp_jax.algorithms.fedavg import FedAvgState, fedavg
-from fedamp_jax.checks import check_number
+from fedamp_jax.checks import check_choice, check_number
 from fedamp_jax.engine import (
     Local,
     Prox,
@@ -46,7 +46,7 @@ def ditto(
             per client `[M]`, a schedule of the round or a tracer.
         personal_solver: the personal models' training, if it differs, with epochs of its own.
         stats: BatchNorm statistics of the personal models stay each client's own (`"local"`), or start each round from
-            the mean of all (`"mix"`). The global model's are always averaged.
+            the mean of all (`"mix"`). The global model's are always averaged, and newcomers get them with it.
 
     Returns:
         The `Algorithm`; `personalize` gives the personal models. `info.loss` is theirs.
@@ -63,7 +63,8 @@ def ditto(
     """
     check_parts(task, solver, personal_solver=personal_solver)
     check_number("lam", lam, low=0, strict=False, allow_array=True)
-    own_policy, mixed = server.statistics_policy(stats), server.statistics_policy("mix")
+    check_choice("stats", stats, ("local", "mix"))
+    mixed = server.statistics_policy("mix")
     shared_method, own_solver = fedavg(task, solver), personal_solver or solver
 
     def init(key, data):
@@ -88,10 +89,12 @@ def ditto(
                                                  of_clients("lam", lam, k, data), key=key)  # fmt: skip
         weights = server.sample_weights(data, info)
         params = server.weighted_mean(weights, sent.variables.params, shared.params)
-        running = mixed(weights, sent.variables.stats, shared.stats)
-        own_stats = own_policy(weights, personal.variables.stats, state.personal.variables.stats)
-        personal = Local(Variables(personal.variables.params, own_stats), personal.optimizer)
-        return DittoState(FedAvgState(params, running, sent.optimizer, k + 1), personal), info
+        running, trained = mixed(weights, sent.variables.stats, shared.stats, shared.trained)
+        if stats == "mix":
+            own, before = personal.variables, state.personal.variables.stats
+            own = Variables(own.params, mixed(weights, own.stats, before, shared.trained)[0])
+            personal = Local(own, personal.optimizer)
+        return DittoState(FedAvgState(params, running, trained, sent.optimizer, k + 1), personal), info
 
     def personalize(key, state, data):
         return state.personal.variables
@@ -100,7 +103,7 @@ def ditto(
         # The global model with its statistics, which are those of all.
         start = Variables(
             broadcast_like(state.shared.params, fresh.personal.variables.params),
-            server.statistics_of_newcomers("mix", state.shared.stats, fresh.shared.stats),
+            server.statistics_of_newcomers(state.shared.stats, state.shared.trained, fresh.shared.stats),
         )
         shared = fresh.shared._replace(stats=start.stats)
         return DittoState(shared, fresh.personal._replace(variables=start))

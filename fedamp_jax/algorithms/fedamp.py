@@ -25,7 +25,7 @@ from fedamp_jax.engine import (
     solve,
 )
 from fedamp_jax.placement.placement import Placement
-from fedamp_jax.trees import broadcast_like, check_float32
+from fedamp_jax.trees import broadcast_like, check_float32, where
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
 
 ALPHA = optax.exponential_decay(1e4, transition_steps=30, decay_rate=0.1, staircase=True, end_value=1e2)
@@ -34,10 +34,12 @@ of local training is stable while learning rate * lam / alpha_k < 2, so an alpha
 
 
 class FedAMPState(NamedTuple):
-    """Attributes: clients: `Local [M]`, the personal models w_i. round: `[]` int32, k - 1 of the paper.
-    memory: what the attention weights remember; `()` for FedAMP and HeurFedAMP."""
+    """Attributes: clients: `Local [M]`, the personal models w_i. trained: `[M]` bool, who has trained.
+    round: `[]` int32, k - 1 of the paper. memory: what the attention weights remember; `()` for FedAMP and HeurFedAMP.
+    """
 
     clients: Local
+    trained: Array
     round: Array
     memory: PyTree = ()
 
@@ -68,39 +70,39 @@ def attentive(
 ) -> Algorithm:
     """Algorithm 1 of Huang et al. 2021 for attention weights of your own.
 
-        In each round the server mixes `u_i = sum_j xi_ij w_j`, and client i trains from u_i.
+    In each round the server mixes `u_i = sum_j xi_ij w_j`, and client i trains from u_i.
 
-        Args:
-            task, solver: the model and local training.
-            weights: `(models, edges, k, data) -> xi [M, M]` float32, rows receive: `models` are all clients' parameters
-                for `server.sq_dists`, `server.cosines` and the like, `models.tree` has them as leaves `[M, ...]`;
-                `edges [M, M]` bool says which models may reach which clients, never the client's own; `k` is the round.
-                A row without edges has to be the identity's, as `attention.normalize` makes it.
-            memory: what the weights remember: a fifth argument, which they return with the weights, `(xi, memory)`.
-            penalty: `(u_i, k, *numbers_i) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
-            numbers: `(k, data) -> ([M], ...)`, the clients' own numbers for the penalty; None for none.
-            examples: `client -> client`, the examples that ONE client trains on; None for all.
-            explain: `(info, data) -> RoundError`. With it a round whose weights are not finite, or negative on the
-                diagonal, trains no client and reports an error; without it nothing looks at the weights.
-            start: local training starts from the cloud model u_i (`"cloud"`) or from w_i (`"personal"`).
-            common_init: one initial model for all clients, or one each.
-            stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
-            stale: the last models of clients that are offline are left out of xi (`"exclude"`) or count (`"include"`).
+    Args:
+        task, solver: the model and local training.
+        weights: `(models, edges, k, data) -> xi [M, M]` float32, rows receive: `models` are all clients' parameters
+            for `server.sq_dists`, `server.cosines` and the like, `models.tree` has them as leaves `[M, ...]`;
+            `edges [M, M]` bool says which models may reach which clients, never the client's own; `k` is the round.
+            A row without edges has to be the identity's, as `attention.normalize` makes it.
+        memory: what the weights remember: a fifth argument, which they return with the weights, `(xi, memory)`.
+        penalty: `(u_i, k, *numbers_i) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
+        numbers: `(k, data) -> ([M], ...)`, the clients' own numbers for the penalty; None for none.
+        examples: `client -> client`, the examples that ONE client trains on; None for all.
+        explain: `(info, data) -> RoundError`. With it a round whose weights are not finite, or negative on the
+            diagonal, trains no client and reports an error; without it nothing looks at the weights.
+        start: local training starts from the cloud model u_i (`"cloud"`) or from w_i (`"personal"`).
+        common_init: one initial model for all clients, or one each.
+        stats: BatchNorm statistics are mixed by xi (`"mix"`); or they stay each client's own (`"local"`), and only
+            those that a client's first training starts from are mixed, as u_i is.
+        stale: the last models of clients that are offline are left out of xi (`"exclude"`) or count (`"include"`).
 
-        Returns:
-            The `Algorithm`; `info.xi` holds the weights.
+    Returns:
+        The `Algorithm`; `info.xi` holds the weights.
 
-        Raises:
-            ValueError, TypeError: if an argument is out of range or of the wrong kind.
+    Raises:
+        ValueError, TypeError: if an argument is out of range or of the wrong kind.
 
-        >>> import jax.numpy as jnp, optax, fedamp_jax
-        >>> from fedamp_jax import attention
-    from fedamp_jax.algorithms import collaborators
-        >>> from fedamp_jax.engine import server
-        >>> def nearest(models, edges, k, data):
-        ...     return attention.normalize(-server.sq_dists(models), edges, jnp.float32(0.5))
-        >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
-        >>> algorithm = attentive(task, fedamp_jax.Solver(optax.adam(1e-3)), nearest)
+    >>> import jax.numpy as jnp, optax, fedamp_jax
+    >>> from fedamp_jax import attention
+    >>> from fedamp_jax.engine import server
+    >>> def nearest(models, edges, k, data):
+    ...     return attention.normalize(-server.sq_dists(models), edges, jnp.float32(0.5))
+    >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
+    >>> algorithm = attentive(task, fedamp_jax.Solver(optax.adam(1e-3)), nearest)
     """
     check_parts(task, solver)
     check_choice("start", start, ("cloud", "personal"))
@@ -110,7 +112,7 @@ def attentive(
     def init(key, data):
         clients = init_clients(task, solver, data, key, common=common_init)
         remembered = () if memory is None else jax.tree.map(jnp.copy, memory.init(clients.variables))
-        return FedAMPState(clients, jnp.zeros((), jnp.int32), remembered)
+        return FedAMPState(clients, jnp.zeros((len(data.size),), bool), jnp.zeros((), jnp.int32), remembered)
 
     def round(key, state, data):
         k, mine, place = state.round, state.clients.variables, data.placement
@@ -129,7 +131,8 @@ def attentive(
             fine = jnp.all(attention.own_weights(xi) >= 0)
             data, error = data._replace(online=data.online & fine), (~fine).astype(jnp.int32)
         cloud = server.mix(xi, models)
-        running = server.mix(xi, place.by_parameters(mine.stats)) if stats == "mix" else mine.stats
+        running = server.mix(xi, place.by_parameters(mine.stats))
+        running = running if stats == "mix" else where(state.trained, mine.stats, running)
         begin = Variables(cloud if start == "cloud" else mine.params, running)
         of_each = numbers(k, data) if numbers else ()
 
@@ -140,16 +143,19 @@ def attentive(
 
         clients, info = for_each_client(solver, data, local, state.clients, begin, cloud, *of_each, key=key)
         info = info._replace(xi=xi, error=error)
-        remembered = remembered if memory is None else memory.update(remembered, begin, info)
-        return FedAMPState(clients, k + 1, remembered), info
+        remembered = () if memory is None else memory.update(remembered, begin, info)
+        trained = state.trained | ((info.epochs > 0) & ~info.rejected)
+        return FedAMPState(clients, trained, k + 1, remembered), info
 
     def personalize(key, state, data):
         return state.clients.variables
 
     def join(state, fresh):
-        mine, start = state.clients.variables, fresh.clients.variables
-        mean = broadcast_like(jax.tree.map(lambda a: jnp.mean(a, axis=0), mine), start)
-        variables = Variables(mean.params, mean.stats if stats == "mix" else start.stats)
+        # An initial model, of a client that has not trained, would draw the mean away from what the others found.
+        counts = jnp.where(jnp.any(state.trained), state.trained, True).astype(jnp.float32)
+        mine = state.clients.variables
+        mean = server.weighted_mean(counts, mine, jax.tree.map(lambda a: a[0], mine))
+        variables = broadcast_like(mean, fresh.clients.variables)
         remembered = () if memory is None else memory.init(variables)
         return fresh._replace(clients=fresh.clients._replace(variables=variables), memory=remembered)
 
@@ -186,6 +192,7 @@ def fedamp(
     Args:
         task, solver: the model and local training.
         sigma: scale of squared distances, greater than 0; of the order of `||w_i - w_j||^2` between similar clients.
+            One per client `[M]` is the scale of the models that it receives.
             Or `attention.perplexity(k)`, which finds each client's own in every round, or `attention.auto()`, for which
             clients find k.
         self_weight: None for Eq. 5 as printed, `xi_ii = 1 - sum_j xi_ij`, which needs a small alpha; or a number in
@@ -229,7 +236,7 @@ def fedamp(
 
     def weights(models, edges, k, data):
         own = None if self_weight is None else of_clients("self_weight", self_weight, k, data)
-        return of(models, edges, attention.sigma_at_round(sigma, k), own, at_round(alpha, k))
+        return of(models, edges, attention.sigma_at_round(sigma, k, data), own, at_round(alpha, k))
 
     explain = attention.explain if self_weight is None or attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

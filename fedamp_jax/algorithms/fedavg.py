@@ -27,12 +27,14 @@ class FedAvgState(NamedTuple):
     Attributes:
         params: the global parameters.
         stats: running statistics, leaves `[M, ...]`; all rows are equal if they are mixed.
+        trained: `[M]` bool, who has trained; see `engine.server.statistics_policy`.
         optimizer: the clients' optimizer states `[M, ...]` if the solver keeps them, else `()`.
         round: `[]` int32.
     """
 
     params: PyTree
     stats: PyTree
+    trained: Array
     optimizer: PyTree
     round: Array
 
@@ -45,7 +47,9 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
         solver: local training.
         mu: weight of the penalty, at least 0; a number, one per client `[M]`, a schedule of the round or a
             tracer. 0.01 is what Huang et al. 2021, Appendix C, found best. 0 is FedAvg.
-        stats: BatchNorm statistics are averaged as the parameters are (`"mix"`), or each client's own (`"local"`).
+        stats: BatchNorm statistics are averaged as the parameters are (`"mix"`); or a client keeps its own from its
+            last training (`"local"`), which fit the model of that round and no later one. Clients that have not
+            trained, newcomers too, have the average either way.
 
     Returns:
         The `Algorithm`. The average weighs clients by their number of examples; one that is offline or rejected has
@@ -66,7 +70,8 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
         start = init_model(task, key)
         m = len(data.size)
         optimizer = init_optimizer(solver, data, broadcast(start.params, m))
-        return FedAvgState(start.params, broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))
+        nobody = jnp.zeros((m,), bool)
+        return FedAvgState(start.params, broadcast(start.stats, m), nobody, optimizer, jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
         free = isinstance(mu, (int, float)) and mu == 0  # FedAvg does not pay for a penalty that it does not have
@@ -81,14 +86,14 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
         sent, info = for_each_client(solver, data, local, received, *weight, key=key)
         weights = server.sample_weights(data, info)
         params = server.weighted_mean(weights, sent.variables.params, state.params)
-        running = new_stats(weights, sent.variables.stats, state.stats)
-        return FedAvgState(params, running, sent.optimizer, state.round + 1), info
+        running, trained = new_stats(weights, sent.variables.stats, state.stats, state.trained)
+        return FedAvgState(params, running, trained, sent.optimizer, state.round + 1), info
 
     def personalize(key, state, data):
         return Variables(broadcast(state.params, len(data.size)), state.stats)
 
     def join(state, fresh):
-        return fresh._replace(stats=server.statistics_of_newcomers(stats, state.stats, fresh.stats))
+        return fresh._replace(stats=server.statistics_of_newcomers(state.stats, state.trained, fresh.stats))
 
     return Algorithm(init, round, personalize, join=join)
 

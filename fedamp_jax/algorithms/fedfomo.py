@@ -25,7 +25,7 @@ def fedfomo(
         validation: share of each client's examples that are for validation, in (0, 1); at least one. They are drawn
             once, stay the same in all rounds, and are never trained on, except by a client with a single example.
         split_seed: of that draw, which also follows the client's id.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
+        stats: as in `attentive`.
 
     Returns:
         The `Algorithm`; `info.xi` holds the weights.

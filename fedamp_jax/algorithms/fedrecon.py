@@ -17,7 +17,7 @@ def fedrecon(
     head_solver: Solver | None = None,
     support: float = 0.5,
     server_step: Any = 1.0,
-    stats: str = "local",
+    stats: str = "mix",
 ) -> Algorithm:
     """FedRecon: reconstruct the head on a support set, then update the body on the rest, the query set.
 
@@ -28,7 +28,7 @@ def fedrecon(
         support: share of a client's examples, drawn in each round, that the head is reconstructed on, in (0, 1).
             Both sets get one example at least; a client with a single one uses it for both.
         server_step: the server adds `server_step` times the weighted mean of the bodies' changes.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+        stats: as in `fedper`.
 
     Returns:
         The `Algorithm`; `personalize` reconstructs heads on all of each client's data.

@@ -24,8 +24,9 @@ def heurfedamp(
     Args:
         task: the model.
         solver: local training.
-        sigma: sharpness of the softmax over cosines, greater than 0; or `attention.perplexity(k)` or
-            `attention.auto()`, as in `fedamp`.
+        sigma: sharpness of the softmax over cosines, greater than 0; a number, one per client `[M]` for what it
+            receives, a schedule of the round or a tracer; or `attention.perplexity(k)` or `attention.auto()`, as in
+            `fedamp`.
         self_weight: xi_ii, a number in [0, 1] or one per client `[M]`; Appendix C takes `1 / (N_i + 1)`. None with
             `attention.auto()`.
         alpha: as in `fedamp`; here it only sets the proximal weight `lam / (2 alpha_k)`.
@@ -57,7 +58,7 @@ def heurfedamp(
 
     def weights(models, edges, k, data):
         own = of_clients("self_weight", self_weight, k, data)
-        return of(models, edges, attention.sigma_at_round(sigma, k), own)
+        return of(models, edges, attention.sigma_at_round(sigma, k, data), own)
 
     explain = attention.explain if attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

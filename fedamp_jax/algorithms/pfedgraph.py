@@ -9,7 +9,7 @@ from optax.projections import projection_simplex
 from fedamp_jax.algorithms.fedamp import attentive
 from fedamp_jax.attention import Memory
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine import Solver, at_round, server
+from fedamp_jax.engine import Solver, of_clients, server
 from fedamp_jax.types import Algorithm, Array, PyTree, Task
 
 _FAR = -1e9  # a score that the projection never gives any weight
@@ -27,12 +27,13 @@ def pfedgraph(
     Args:
         task: the model.
         solver: local training.
-        lam: how strongly rows are drawn to p, greater than 0 (the authors' program calls it alpha); a number, a
-            schedule of the round or a tracer.
-        mu: weight of the alignment with u_i, at least 0 (the authors' program calls it lambda).
+        lam: how strongly rows are drawn to p, greater than 0 (the authors' program calls it alpha); a number, one per
+            client `[M]`, each of its own row, a schedule of the round or a tracer.
+        mu: weight of the alignment with u_i, at least 0 (the authors' program calls it lambda); as lam a number, one
+            per client, a schedule or a tracer.
         released: reproduce the authors' program (`pfedgraph_approx.py --difference_measure all`), which adds the
             similarity to the loss instead of subtracting it, and takes cosines above 0.9 as 1.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are mixed by xi (`"mix"`).
+        stats: as in `attentive`.
 
     Returns:
         The `Algorithm`; `info.xi` holds the graph.
@@ -49,8 +50,8 @@ def pfedgraph(
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.pfedgraph(task, fedamp_jax.Solver(optax.adam(1e-3)))
     """
-    check_number("lam", lam, low=0)
-    check_number("mu", mu, low=0, strict=False)
+    check_number("lam", lam, low=0, allow_array=True)
+    check_number("mu", mu, low=0, strict=False, allow_array=True)
 
     def graph(models, edges, k, data, initial):
         moved = data.placement.by_parameters(jax.tree.map(lambda w, g: w - g[None], models.tree, initial))
@@ -60,18 +61,19 @@ def pfedgraph(
             cosine = jnp.where(cosine > 0.9, 1.0, cosine)
         online, own = data.online, jnp.eye(len(edges), dtype=bool)
         size = jnp.where(online, data.size, 0).astype(jnp.float32)
-        score = size[None] / jnp.maximum(jnp.sum(size), 1.0) + cosine / (2.0 * at_round(lam, k))
+        score = size[None] / jnp.maximum(jnp.sum(size), 1.0) + cosine / (2.0 * of_clients("lam", lam, k, data)[:, None])
         # optax divides floats by integer counts, which are of 64 bits where these are allowed.
         with jax.numpy_dtype_promotion("standard"), jax.enable_x64(False):
             rows = jax.vmap(projection_simplex)(jnp.where(edges | own, score, _FAR))
         return jnp.where(online[:, None], rows, own.astype(jnp.float32)), initial
 
-    def penalty(cloud, k):
-        weight = jnp.where(k > 0, at_round(mu, k), 0.0)
+    def penalty(cloud, k, mu_i):
+        weight = jnp.where(k > 0, mu_i, 0.0)
         return Alignment(cloud, -weight if released else weight)
 
     memory = Memory(lambda start: jax.tree.map(lambda a: a[0], start.params))
-    return attentive(task, solver, graph, memory=memory, penalty=penalty, stats=stats)
+    return attentive(task, solver, graph, memory=memory, penalty=penalty, stats=stats,
+                     numbers=lambda k, data: (of_clients("mu", mu, k, data),))  # fmt: skip
 
 
 def _dot(a: PyTree, b: PyTree) -> Any:

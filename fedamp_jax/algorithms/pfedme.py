@@ -30,11 +30,13 @@ class PFedMeState(NamedTuple):
     Attributes:
         params: the global parameters w.
         personal: `Variables [M]`, the theta_i after each client's last training.
+        trained: `[M]` bool, who has trained; see `engine.server.statistics_policy`.
         round: `[]` int32.
     """
 
     params: PyTree
     personal: Variables
+    trained: Array
     round: Array
 
 
@@ -62,7 +64,8 @@ def pfedme(
             for 800 rounds.
         beta: step of the server, at least 0; 1 is the mean, larger ones go beyond it.
         inner_steps: steps of theta for each minibatch, at least 1.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+        stats: BatchNorm statistics stay each client's own (`"local"`), as theta_i is, or are averaged (`"mix"`).
+            Clients that have not trained, newcomers too, have the average either way, and train from w with it.
 
     Returns:
         The `Algorithm`; `personalize` gives the personal models theta_i. `info.loss` is theirs.
@@ -89,7 +92,8 @@ def pfedme(
 
     def init(key, data):
         start = init_model(task, key)
-        return PFedMeState(start.params, broadcast(start, len(data.size)), jnp.zeros((), jnp.int32))
+        m = len(data.size)
+        return PFedMeState(start.params, broadcast(start, m), jnp.zeros((m,), bool), jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
         w, k = state.params, state.round
@@ -117,14 +121,14 @@ def pfedme(
         weights = server.sample_weights(data, info)
         mean, step = server.weighted_mean(weights, sent, w), at_round(beta, k)
         params = jax.tree.map(lambda a, b: a + step * (b - a), w, mean)
-        personal = personal._replace(stats=new_stats(weights, personal.stats, state.personal.stats))
-        return PFedMeState(params, personal, k + 1), info
+        running, trained = new_stats(weights, personal.stats, state.personal.stats, state.trained)
+        return PFedMeState(params, personal._replace(stats=running), trained, k + 1), info
 
     def personalize(key, state, data):
         return state.personal
 
     def join(state, fresh):
-        running = server.statistics_of_newcomers(stats, state.personal.stats, fresh.personal.stats)
+        running = server.statistics_of_newcomers(state.personal.stats, state.trained, fresh.personal.stats)
         return fresh._replace(personal=Variables(broadcast_like(state.params, fresh.personal.params), running))
 
     return Algorithm(init, round, personalize, join=join)

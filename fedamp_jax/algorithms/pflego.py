@@ -17,6 +17,7 @@ from fedamp_jax.engine import (
     for_each_client,
     for_each_minibatch,
     full_gradient,
+    of_clients,
     server,
     share_of,
     take_batch,
@@ -99,7 +100,7 @@ def pflego(
     server_optimizer: optax.GradientTransformation | None = None,
     weigh_heads: bool = False,
     common_init: bool = True,
-    stats: str = "local",
+    stats: str = "mix",
 ) -> Algorithm:
     """PFLEGO: tau - 1 gradient steps on the head W_i, then one joint gradient at (W_i, theta).
 
@@ -112,14 +113,15 @@ def pflego(
         solver: `epochs` is tau, one full-batch step being one pass; `batch_size` is how many examples are held at once,
             and changes nothing but memory unless a normalisation couples the examples of a batch. Its optimizer is not
             used: the method has steps of its own.
-        beta: learning rate of the tau - 1 head steps.
-        rho: learning rate of the joint step.
+        beta: learning rate of the tau - 1 head steps; a number, one per client `[M]`, a schedule of the round or a
+            tracer.
+        rho: learning rate of the joint step, of all clients, as the server's step on theta is one step for all.
         server_optimizer: the optax optimizer that takes theta along the gradient of Eq. 4; None for SGD with `rho`. The
             authors' program uses Adam, `optax.adam(0.003)`, where their paper writes SGD.
         weigh_heads: multiply the heads' joint step by alpha_i. Eq. 3 and Algorithm 1 do not, but Eq. 5 does, and only
             so is the step unbiased for the heads too (Proposition 1).
         common_init: one initial head for all clients, or one each, as in the paper.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+        stats: as in `fedper`.
 
     Returns:
         The `Algorithm`. `I / r` of Eq. 3 and 4 is the number of clients over the number whose update counts in
@@ -134,7 +136,7 @@ def pflego(
     >>> algorithm = fedamp_jax.pflego(task, fedamp_jax.Solver(optax.sgd(0.1), epochs=50))
     """
     check_parts(task, solver)
-    check_number("beta", beta, low=0)
+    check_number("beta", beta, low=0, allow_array=True)
     check_number("rho", rho, low=0)
     new_stats = server.statistics_policy(stats)
     own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
@@ -152,15 +154,16 @@ def pflego(
         check_float32(begin)
         head = head_mask(task, begin.params)
 
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, beta_i):
             start = mine[0]
-            params = head_steps(task, own_solver, client, start, head, epochs - 1, at_round(beta, k), key)
+            params = head_steps(task, own_solver, client, start, head, epochs - 1, beta_i, key)
             joint, running, loss = full_gradient(task, own_solver, client, Variables(params, start.stats), key)
             return (Variables(params, running), joint), loss
 
         # A client that is offline or rejected leaves its head, and a gradient of zero.
         zero = jax.tree.map(jnp.zeros_like, begin.params)
-        (after, joint), info = for_each_client(own_solver, data, local, (begin, zero), key=key)
+        (after, joint), info = for_each_client(own_solver, data, local, (begin, zero),
+                                               of_clients("beta", beta, k, data), key=key)  # fmt: skip
         here = data.online & ~info.rejected
         boost = data.clients / jnp.maximum(jnp.sum(here, dtype=jnp.float32), 1.0)  # I / r
         share = data.size.astype(jnp.float32) / jnp.sum(data.size, dtype=jnp.float32)  # alpha_i, over ALL clients
@@ -172,14 +175,14 @@ def pflego(
             updates, new_server = server_at(k).update(total, state.server, model.body)
         body = optax.apply_updates(model.body, updates)  # Eq. 4
         body, new_server = where(jnp.any(here), (body, new_server), (model.body, state.server))
-        running = new_stats(server.sample_weights(data, info), after.stats, model.stats)
-        return PFLEGOState(BodyState(body, heads, running, (), k + 1), new_server), info
+        running, trained = new_stats(server.sample_weights(data, info), after.stats, model.stats, model.trained)
+        return PFLEGOState(BodyState(body, heads, running, trained, (), k + 1), new_server), info
 
     def personalize(key, state, data):
         return assemble(state.model, data)
 
     def join(state, fresh):
-        running = server.statistics_of_newcomers(stats, state.model.stats, fresh.model.stats)
+        running = server.statistics_of_newcomers(state.model.stats, state.model.trained, fresh.model.stats)
         return fresh._replace(model=fresh.model._replace(stats=running))
 
     return Algorithm(init, round, personalize, join=join)

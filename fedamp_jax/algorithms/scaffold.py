@@ -15,6 +15,7 @@ from fedamp_jax.engine import (
     for_each_client,
     full_gradient,
     init_model,
+    of_clients,
     server,
     solve,
     stream,
@@ -31,6 +32,7 @@ class ScaffoldState(NamedTuple):
         control: the server's control variate c, a tree like `params`.
         controls: the clients' c_i, leaves `[M, ...]`.
         clients: `Variables [M]`, each client's model after its last local training, y_i.
+        trained: `[M]` bool, who has trained; see `engine.server.statistics_policy`.
         round: `[]` int32.
     """
 
@@ -38,6 +40,7 @@ class ScaffoldState(NamedTuple):
     control: PyTree
     controls: PyTree
     clients: Variables
+    trained: Array
     round: Array
 
 
@@ -56,13 +59,14 @@ def scaffold(
     Args:
         task: the model.
         solver: epochs and batch size. Its optimizer is not used: the method is plain SGD.
-        learning_rate: eta_l, greater than 0; the FedAMP paper found 1e-2 best (Appendix C).
+        learning_rate: eta_l, greater than 0; a number, one per client `[M]`, a schedule of the round or a tracer. The
+            FedAMP paper found 1e-2 best (Appendix C).
         global_step: eta_g, greater than 0; 1 in the FedAMP paper.
         option: how a client updates its variate: `"II"`, `c_i - c + (x - y_i) / (K eta_l)`, or `"I"`, the gradient of
             all its data at x.
         personal: the models to use: each client's own after local training (`"local"`), or the global one (`"global"`).
             The FedAMP paper's tables count SCAFFOLD among the personalized methods.
-        stats: BatchNorm statistics are averaged (`"mix"`) or each client's own (`"local"`).
+        stats: as in `fedprox`, here averaged uniformly.
 
     Returns:
         The `Algorithm`. Means over the clients online are uniform, as published.
@@ -75,24 +79,26 @@ def scaffold(
     >>> algorithm = fedamp_jax.scaffold(task, fedamp_jax.Solver(optax.sgd(1e-2)), learning_rate=1e-2)
     """
     check_parts(task, solver)
-    check_number("learning_rate", learning_rate, low=0)
+    check_number("learning_rate", learning_rate, low=0, allow_array=True)
     check_number("global_step", global_step, low=0)
     check_choice("option", option, ("I", "II"))
     check_choice("personal", personal, ("local", "global"))
     new_stats = server.statistics_policy(stats)
-    sgd = dataclasses.replace(solver, optimizer=lambda k: optax.sgd(at_round(learning_rate, k)), keep_optimizer=False)
+    own_solver = dataclasses.replace(solver, optimizer=solver.at_round, keep_optimizer=False)
 
     def init(key, data):
         start, m = init_model(task, key), len(data.size)
         zero = jax.tree.map(jnp.zeros_like, start.params)
         controls, clients = broadcast((zero, start), m)
-        return ScaffoldState(start.params, zero, controls, clients, jnp.zeros((), jnp.int32))
+        nobody, k = jnp.zeros((m,), bool), jnp.zeros((), jnp.int32)
+        return ScaffoldState(start.params, zero, controls, clients, nobody, k)
 
     def round(key, state, data):
         x, c, k = state.params, state.control, state.round
 
-        def local(key, client, epochs, mine):
+        def local(key, client, epochs, mine, rate_i):
             c_i, last = mine
+            sgd = dataclasses.replace(own_solver, optimizer=lambda k: optax.sgd(rate_i))
             begin = Variables(x, last.stats)
             shift = jax.tree.map(jnp.subtract, c, c_i)
             result, loss = solve(task, sgd, client, begin, key, epochs=epochs, k=k, correction=shift)
@@ -102,11 +108,12 @@ def scaffold(
             else:
                 width = sgd.width(client)
                 steps = epochs * ((client.size + width - 1) // width)  # K
-                rate = at_round(learning_rate, k) * jnp.maximum(steps, 1).astype(jnp.float32)
+                rate = rate_i * jnp.maximum(steps, 1).astype(jnp.float32)
                 new = jax.tree.map(lambda a, b, d: (a - b) / rate - d, x, y.params, shift)
             return (new, y), loss
 
-        (controls, clients), info = for_each_client(sgd, data, local, (state.controls, state.clients), key=key)
+        rates, keep = of_clients("learning_rate", learning_rate, k, data), (state.controls, state.clients)
+        (controls, clients), info = for_each_client(own_solver, data, local, keep, rates, key=key)
         counts = (data.online & ~info.rejected).astype(jnp.float32)  # the clients of S, with equal weights
         change = jax.tree.map(jnp.subtract, controls, state.controls)
         present = jnp.sum(counts) / data.clients  # |S| / M; the variates of the others did not change
@@ -115,8 +122,8 @@ def scaffold(
         )
         step, mean = at_round(global_step, k), server.weighted_mean(counts, clients.params, x)
         params = jax.tree.map(lambda a, b: a + step * (b - a), x, mean)
-        clients = clients._replace(stats=new_stats(counts, clients.stats, state.clients.stats))
-        return ScaffoldState(params, control, controls, clients, k + 1), info
+        running, trained = new_stats(counts, clients.stats, state.clients.stats, state.trained)
+        return ScaffoldState(params, control, controls, clients._replace(stats=running), trained, k + 1), info
 
     def personalize(key, state, data):
         if personal == "local":
@@ -124,7 +131,7 @@ def scaffold(
         return Variables(broadcast(state.params, len(data.size)), state.clients.stats)
 
     def join(state, fresh):
-        running = server.statistics_of_newcomers(stats, state.clients.stats, fresh.clients.stats)
+        running = server.statistics_of_newcomers(state.clients.stats, state.trained, fresh.clients.stats)
         clients = Variables(broadcast_like(state.params, fresh.clients.params), running)
         # So c stays the mean of all c_i, and a newcomer's first steps are not corrected.
         return fresh._replace(controls=broadcast_like(state.control, fresh.controls), clients=clients)

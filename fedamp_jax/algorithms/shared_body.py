@@ -35,6 +35,7 @@ class BodyState(NamedTuple):
         body: the global parameters; None where a leaf belongs to the head.
         heads: leaves `[M, ...]`; None where a leaf belongs to the body.
         stats: running statistics `[M, ...]`.
+        trained: `[M]` bool, who has trained; see `engine.server.statistics_policy`.
         optimizer: the clients' optimizer states of the last phase `[M, ...]` if the solver keeps them, else `()`.
         round: `[]` int32.
     """
@@ -42,6 +43,7 @@ class BodyState(NamedTuple):
     body: PyTree
     heads: PyTree
     stats: PyTree
+    trained: Array
     optimizer: PyTree
     round: Array
 
@@ -90,7 +92,8 @@ def init_body(
     heads, bodies = partition(params, head)
     optimizer = init_optimizer(solver, data, params, mask_of(part, head))
     body = jax.tree.map(lambda a: a[0], bodies)
-    return BodyState(body, heads, broadcast(start.stats, m), optimizer, jnp.zeros((), jnp.int32))
+    nobody = jnp.zeros((m,), bool)
+    return BodyState(body, heads, broadcast(start.stats, m), nobody, optimizer, jnp.zeros((), jnp.int32))
 
 
 def shared_body(
@@ -145,8 +148,9 @@ def shared_body(
         mean = server.weighted_mean(weights, bodies, state.body)
         step = at_round(server_step, state.round)
         body = jax.tree.map(lambda old, new: old + step * (new - old), state.body, mean)
-        running = new_stats(weights, sent.variables.stats, state.stats)
-        return BodyState(body, heads if keep_heads else state.heads, running, sent.optimizer, state.round + 1), info
+        running, trained = new_stats(weights, sent.variables.stats, state.stats, state.trained)
+        heads = heads if keep_heads else state.heads
+        return BodyState(body, heads, running, trained, sent.optimizer, state.round + 1), info
 
     def personalize(key, state, data):
         return assemble(state, data)
@@ -155,20 +159,22 @@ def shared_body(
         heads, never = fresh.heads, all(phase.part == "body" for phase in phases)
         if never or not keep_heads:  # all clients have the same head
             heads = broadcast_like(jax.tree.map(lambda a: a[0], state.heads), fresh.heads)
-        running = server.statistics_of_newcomers(stats, state.stats, fresh.stats)
+        running = server.statistics_of_newcomers(state.stats, state.trained, fresh.stats)
         return fresh._replace(heads=heads, stats=running)
 
     return Algorithm(init, round, personalize, join=join)
 
 
-def fedper(task: Task, solver: Solver, *, common_init: bool = True, stats: str = "local") -> Algorithm:
+def fedper(task: Task, solver: Solver, *, common_init: bool = True, stats: str = "mix") -> Algorithm:
     """FedPer (Arivazhagan et al. 2019): body and head are trained jointly, only the body is sent and averaged.
 
     Args:
         task: the model; `task.head` says what the head is.
         solver: local training.
         common_init: one initial head for all clients, or one each.
-        stats: BatchNorm statistics stay each client's own (`"local"`) or are averaged (`"mix"`).
+        stats: BatchNorm statistics are averaged as the body is (`"mix"`); or a client keeps its own from its last
+            training (`"local"`), which fit the body of that round. Clients that have not trained, newcomers too, have
+            the average either way.
 
     Returns:
         The `Algorithm`. Bodies are weighted by the number of examples.
@@ -184,7 +190,7 @@ def fedper(task: Task, solver: Solver, *, common_init: bool = True, stats: str =
 
 
 def fedrep(
-    task: Task, solver: Solver, *, head_solver: Solver | None = None, common_init: bool = True, stats: str = "local"
+    task: Task, solver: Solver, *, head_solver: Solver | None = None, common_init: bool = True, stats: str = "mix"
 ) -> Algorithm:
     """FedRep (Collins et al. 2021, Algorithm 1): the head over the frozen body, then the body under the new head.
 
@@ -213,7 +219,7 @@ def fedrep(
 
 
 def fedbabu(
-    task: Task, solver: Solver, *, tuner: Solver | None = None, tune_part: str = "all", stats: str = "local"
+    task: Task, solver: Solver, *, tuner: Solver | None = None, tune_part: str = "all", stats: str = "mix"
 ) -> Algorithm:
     """FedBABU (Oh et al. 2022, Algorithm 1): body training under a fixed head, fine-tuning before use.
 

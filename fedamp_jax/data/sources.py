@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple, overload
 import numpy as np
 
 from fedamp_jax.checks import check_choice
+from fedamp_jax.files import local_path
 
 Arrays = dict[str, np.ndarray]
 PROBE_SECONDS = 5.0
@@ -362,7 +363,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source | 
         A `Source`; an `Omniglot` if the name is omniglot.
 
     Raises:
-        ValueError: if the name is unknown, or the file has wrong keys, shapes, dtypes or labels.
+        ValueError: if the name is unknown, a folder is none of this machine (see `files.local_path`), or the file has
+            wrong keys, shapes, dtypes or labels.
         FileNotFoundError: if there is no file and the network cannot be reached; raised within seconds.
         OSError: if a download is interrupted or its checksum is wrong.
 
@@ -372,15 +374,17 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Source | 
     ((1297, 8, 8), (500, 8, 8), 'uint8', 255)
     """
     check_choice("name", name, NAMES)
+    folder = None if data_dir is None else local_path(data_dir, "data_dir (--data-dir)")
     if name == "digits":
         return _digits()
-    if data_dir is not None:
-        path = Path(data_dir).expanduser() / f"{name}.npz"
+    if folder is not None:
+        path = folder / f"{name}.npz"
         if not path.is_file():
             raise _absent(name, path, f"{path} does not exist")
         arrays = _read(name, path)
     else:
-        path = Path(os.environ.get("FEDAMP_JAX_CACHE") or "~/.cache/fedamp_jax").expanduser() / f"{name}.npz"
+        cache = os.environ.get("FEDAMP_JAX_CACHE") or "~/.cache/fedamp_jax"
+        path = local_path(cache, "FEDAMP_JAX_CACHE") / f"{name}.npz"
         arrays = _read(name, path) if path.is_file() else _prepare(name, path)
     if name == "omniglot":
         return Omniglot(name, **arrays)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedamp_jax.checks import check_choice
 from fedamp_jax.kernels.distances import pairwise
 from fedamp_jax.placement.placement import ByParameters, Placement
-from fedamp_jax.trees import broadcast, where
+from fedamp_jax.trees import broadcast, broadcast_like, where
 from fedamp_jax.types import Array, Data, Info, PyTree
 
 
@@ -113,40 +113,50 @@ def weighted_mean(weights: Array, tree: PyTree, otherwise: PyTree) -> PyTree:
     return where(total > 0, mean, otherwise)
 
 
-def statistics_of_newcomers(stats: str, old: PyTree, fresh: PyTree) -> PyTree:
-    """Running statistics that clients who come later start with.
+def statistics_policy(stats: str) -> Callable[[Array, PyTree, PyTree, Array], tuple[PyTree, Array]]:
+    """What becomes of the running statistics of a global model, or of a global part of the clients' models.
+
+    A global model is useless with initial statistics, so a client that has not trained has the mean of those that
+    trained in the last round, weighted as the parameters are, whatever the policy.
 
     Args:
-        stats: `"mix"`, those that all clients have; or `"local"`, initial ones, as no client sends its own.
-        old: `[M, ...]`.
+        stats: `"mix"`, all clients get this mean; or `"local"`, a client that has trained keeps its own.
+
+    Returns:
+        `(weights [M], new [M, ...], old [M, ...], trained [M] bool) -> (statistics [M, ...], trained)`. `new` are those
+        after the round's training and `old` those before; `trained` says who has statistics of its own, nobody before
+        the first round, and becomes True where the weight is not zero. If all weights are zero, nothing changes.
+
+    Raises:
+        ValueError: any other `stats`.
+
+    >>> policy, nobody = statistics_policy("local"), jnp.zeros(3, bool)
+    >>> mean, trained = policy(jnp.array([1.0, 3.0, 0.0]), jnp.array([0.0, 4.0, 9.0]), jnp.full(3, 9.0), nobody)
+    >>> mean.tolist(), trained.tolist()
+    ([0.0, 4.0, 3.0], [True, True, False])
+    """
+    check_choice("stats", stats, ("local", "mix"))
+
+    def policy(weights: Array, new: PyTree, old: PyTree, trained: Array) -> tuple[PyTree, Array]:
+        came = weights > 0
+        mean = broadcast(weighted_mean(weights, new, jax.tree.map(lambda a: a[0], old)), len(weights))
+        trained = trained | came
+        after = mean if stats == "mix" else where(trained, new, mean)
+        return where(jnp.any(came), after, old), trained
+
+    return policy
+
+
+def statistics_of_newcomers(old: PyTree, trained: Array, fresh: PyTree) -> PyTree:
+    """Running statistics of clients that come later: what a client has that has not trained, or else the mean of all.
+
+    Args:
+        old: `[M, ...]`, as of `statistics_policy`.
+        trained: `[M]` bool, likewise.
         fresh: initial statistics, for all clients with the newcomers.
 
     Returns:
         Like `fresh`.
     """
-    if stats == "local":
-        return fresh
-    return jax.tree.map(lambda a, b: jnp.broadcast_to(a[:1], b.shape), old, fresh)
-
-
-def statistics_policy(stats: str) -> Callable[[Array, PyTree, PyTree], PyTree]:
-    """What becomes of running statistics after a round.
-
-    Args:
-        stats: `"local"`, each client keeps its own; or `"mix"`, all get the weighted mean.
-
-    Returns:
-        `(weights [M], new [M, ...], old [M, ...]) -> statistics [M, ...]`; `old` is kept if all weights are zero.
-
-    Raises:
-        ValueError: any other `stats`.
-    """
-    check_choice("stats", stats, ("local", "mix"))
-    if stats == "local":
-        return lambda weights, new, old: new
-
-    def mixed(weights: Array, new: PyTree, old: PyTree) -> PyTree:
-        mean = weighted_mean(weights, new, jax.tree.map(lambda a: a[0], old))
-        return broadcast(mean, len(weights))
-
-    return mixed
+    waiting = jnp.where(jnp.all(trained), True, ~trained).astype(jnp.float32)
+    return broadcast_like(weighted_mean(waiting, old, jax.tree.map(lambda a: a[0], old)), fresh)

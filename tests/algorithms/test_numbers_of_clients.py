@@ -25,7 +25,19 @@ METHODS = {
     "pfedme": lambda task, solver, v: fedamp_jax.pfedme(task, solver, lam=1.0, eta=v / 10 + 0.1),
     "pfedme, lam": lambda task, solver, v: fedamp_jax.pfedme(task, solver, lam=v, eta=0.1),
     "fedamp": lambda task, solver, v: fedamp_jax.fedamp(task, solver, sigma=2.0, self_weight=0.25, alpha=1.0, lam=v),
+    "pflego": lambda task, solver, v: fedamp_jax.pflego(task, solver, beta=v / 10 + 0.1, rho=0.1),
+    "scaffold": lambda task, solver, v: fedamp_jax.scaffold(task, solver, learning_rate=v / 10 + 0.1),
+    "apfl": lambda task, solver, v: fedamp_jax.apfl(task, solver, learning_rate=v / 10 + 0.1),
+    "pfedgraph": lambda task, solver, v: fedamp_jax.pfedgraph(task, solver, mu=v),
 }
+RECEIVED = {
+    "fedamp": lambda task, solver, v: fedamp_jax.fedamp(task, solver, sigma=v / 100 + 0.01, self_weight=0.25),
+    "fedamp, Eq. 5": lambda task, solver, v: fedamp_jax.fedamp(task, solver, sigma=v + 0.5, self_weight=None,
+                                                               alpha=0.05),
+    "heurfedamp": lambda task, solver, v: fedamp_jax.heurfedamp(task, solver, sigma=v * 100 + 1, self_weight=0.25),
+    "pfedgraph": lambda task, solver, v: fedamp_jax.pfedgraph(task, solver, lam=v + 0.1),
+}  # fmt: skip
+"""Methods with a number of the row that a client receives, `info.xi[i]`."""
 
 
 def after(algorithm, data, **options):
@@ -39,7 +51,8 @@ def after(algorithm, data, **options):
     [
         "fedprox",
         "fedamp",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in ("fedprox", "fedamp")),
+        "pflego",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in ("fedprox", "fedamp", "pflego")),
     ],
 )
 def test_each_client_has_its_own_number(name):
@@ -52,6 +65,29 @@ def test_each_client_has_its_own_number(name):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), mine, wanted)
     other = after(METHODS[name](task, solver, float(VALUES[2])), alone)
     assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), mine, other))) > 1e-4
+
+
+@pytest.mark.parametrize("place", ["one device", pytest.param("a mesh", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", RECEIVED)
+def test_each_row_of_the_weights_has_its_own_number(name, place):
+    """Row i is that of number i for all clients. Failed with the columns' numbers in place of the rows'."""
+    task, solver, data = (
+        tiny_task(),
+        Solver(optax.sgd(0.3), epochs=2, batch_size=4),
+        PLACES[place]().place(federation()),
+    )
+
+    def xi(value, state=None):
+        algorithm = RECEIVED[name](task, solver, value)
+        if state is None:
+            state = fedamp_jax.round(algorithm, data.placement.init(algorithm, KEY, data), data, KEY)[0]
+        kept = jax.tree.map(jnp.copy, state)
+        return np.asarray(fedamp_jax.round(algorithm, state, data, KEY)[1].xi)[:8, :8], kept
+
+    own, state = xi(VALUES)
+    rows = [xi(float(v), jax.tree.map(jnp.copy, state))[0] for v in VALUES]
+    np.testing.assert_allclose(own, [row[i] for i, row in enumerate(rows)], rtol=1e-4, atol=1e-7)
+    assert np.abs(own - rows[0]).max() > 1e-5
 
 
 @pytest.mark.slow

@@ -113,3 +113,25 @@ def test_outputs_that_are_no_logits_of_classes_stay():
         models = jax.vmap(task.init)(jax.random.split(KEY, 1))
         wanted = task.predict(jax.tree.map(lambda a: a[0], models), x)
         np.testing.assert_allclose(fedamp_jax.predict(task, models, data)[0], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedamp", "pflego, server Adam", "fedfomo"])
+def test_runs_under_debug_nans(name):
+    """Clients without test data are NaN, and no program returns a NaN; one has no training data either.
+
+    Failed with NaN from the compiled evaluation, at which the flag stops a run.
+    """
+    train, test = (
+        federation(sizes=(7, 3, 4, 5))._replace(size=jnp.array(size), online=jnp.array(size) > 0)
+        for size in ([7, 3, 0, 5], [0, 3, 0, 5])
+    )
+    task, algorithm = make(find(name))
+    with jax.debug_nans(True):
+        run = fedamp_jax.run(task, algorithm, train, test, rounds=2, progress=False)
+        models = jax.jit(algorithm.personalize)(jax.random.key(0), run.state, train)
+        found = fedamp_jax.evaluate(task, models, test)
+    assert isinstance(found, jax.Array) and found.dtype == jnp.float32
+    for accuracy in (run.accuracy[-1], found):
+        assert np.isnan(accuracy).tolist() == [True, False, True, False]
+    inside = jax.jit(lambda models: fedamp_jax.evaluate(task, models, test))(models)
+    np.testing.assert_array_equal(inside, found)

@@ -17,17 +17,23 @@ def follow(stats, client, batches):
     return {"mean": mean}
 
 
-def round(stats, clients, batches, online, *, policy, xi=None, weights=None, rejected=None):
-    """Every client's statistics after a round.
+def round(stats, trained, clients, batches, online, *, policy, xi=None, weights=None, rejected=None):
+    """Every client's statistics after a round, and who has trained so far, given who had before.
 
-    "local": an online client's own follow its batches; those of an offline or rejected one stay.
-    "mix" without `xi`: everybody, online or not, has the mean of those that count, weighted by size, or by `weights`.
-    "mix" with `xi`: the online clients start from sum_j xi_ij stats_j, and keep what they end with.
+    "own": an online client's own follow its batches; those of an offline or rejected one stay.
+    "local": likewise; but one that has not trained has the mean of those that count, weighted by size, or by `weights`.
+    "mix" without `xi`: everybody, online or not, has this mean.
+    With `xi` "local" clients in their first training, and "mix" clients always, start from sum_j xi_ij stats_j, and
+    keep what they end with.
     """
     counts = accepted(online, rejected)
-    start = [combine(row, stats) for row in xi] if policy == "mix" and xi is not None else stats
+    start = stats
+    if xi is not None:
+        mixed = [combine(row, stats) for row in xi]
+        start = [mixed[i] if policy == "mix" or not trained[i] else stats[i] for i in range(len(clients))]
     after = [follow(start[i], client, batches[i]) if counts[i] else stats[i] for i, client in enumerate(clients)]
-    if policy == "local" or xi is not None:
-        return after
+    now = [a or b for a, b in zip(trained, counts)]
+    if policy == "own" or xi is not None or not any(counts):
+        return after, now
     mean = average(after, sizes(clients) if weights is None else weights, counts, otherwise=None)
-    return list(stats) if mean is None else [mean] * len(clients)
+    return [after[i] if policy == "local" and now[i] else mean for i in range(len(clients))], now
