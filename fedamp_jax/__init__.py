@@ -28,6 +28,7 @@ from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
+from fedamp_jax.algorithms.ifca import ifca
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
@@ -104,6 +105,7 @@ __all__ = [
     "fedrep",
     "fine_tuned",
     "heurfedamp",
+    "ifca",
     "pfedgraph",
     "pfedme",
     "pflego",

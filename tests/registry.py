@@ -180,6 +180,7 @@ VARIANTS: dict[str, list[Entry]] = {
         _entry(fedamp_jax.fedrep, "fedrep, head solver",
                head_solver=Solver(optax.sgd(0.5), epochs=3, batch_size=4)),
     ],
+    "IFCA": [_entry(fedamp_jax.ifca, k=3)],
     # With the default pull Adam's steps are larger than the way to the minimum.
     "pFedMe": [_entry(fedamp_jax.pfedme, lam=1.0, eta=0.5)],
     "PFLEGO": [

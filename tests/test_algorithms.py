@@ -308,6 +308,7 @@ TRAFFIC = {
     "fedrecon": {"all-reduce": 1},
     "pflego": {"all-reduce": 1},
     "pfedme": {"all-reduce": 1},
+    "ifca": {"all-reduce": 3},  # its three models
 }
 
 

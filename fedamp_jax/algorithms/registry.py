@@ -19,6 +19,7 @@ from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
+from fedamp_jax.algorithms.ifca import ifca
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
@@ -123,6 +124,7 @@ METHODS: dict[str, Method] = {
         Method("pFedMe", pfedme, "Dinh et al. 2020", _pfedme),
         Method("FedFomo", fedfomo, "Zhang et al. 2021"),
         Method("pFedGraph", pfedgraph, "Ye et al. 2023"),
+        Method("IFCA", ifca, "Ghosh et al. 2020"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

@@ -17,6 +17,7 @@ from tests.oracles import (
     fedrecon,
     fine_tuned,
     heurfedamp,
+    ifca,
     pfedgraph,
     pfedme,
     pflego,
@@ -346,6 +347,7 @@ ROUNDS = {
                   {"optimizer": SGD, "lam": 0.8, "mu": 0.1}, ["models"]),
     "fedfomo": (fedfomo.round, lambda: {**several(), "received": [model(10 + i) for i in range(3)]}, BATCHES,
                 {"optimizer": SGD, "validation": [[0, 4], [1], [2]]}, ["models", "received"]),
+    "ifca": (ifca.round, lambda: {"models": [model(0), model(1)]}, BATCHES, {"optimizer": SGD}, []),
 }  # fmt: skip
 # Clients exchange their models before they train: that one is rejected makes a difference to itself only.
 EXCHANGE = {"fedamp", "fedamp, stale", "heurfedamp", "pfedgraph", "fedfomo"}

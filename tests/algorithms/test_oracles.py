@@ -26,6 +26,7 @@ from tests.oracles import fedfomo as o_fedfomo
 from tests.oracles import fedrecon as o_fedrecon
 from tests.oracles import fine_tuned as o_fine_tuned
 from tests.oracles import heurfedamp as o_heurfedamp
+from tests.oracles import ifca as o_ifca
 from tests.oracles import optimizers as o_opt
 from tests.oracles import pfedgraph as o_pfedgraph
 from tests.oracles import pfedme as o_pfedme
@@ -34,7 +35,7 @@ from tests.oracles import scaffold as o_scaffold
 from tests.oracles import separate as o_separate
 from tests.oracles import shared_body as o_partial
 from tests.oracles import statistics as o_statistics
-from tests.oracles.model import gradient
+from tests.oracles.model import accepted, gradient
 from tests.oracles.trees import combine, scale
 from tests.registry import batch_of, federation, initial, rows, tiny_task
 
@@ -98,6 +99,11 @@ class World(NamedTuple):
             stats = o_statistics.round(stats, self.clients, steps(k), self.online(k), policy=policy, weights=weights,
                                        xi=None if xis is None else xis[k], rejected=self.rejected(k))  # fmt: skip
         return stats
+
+    def statistics_of_clusters(self, stats, k, started, ended):
+        """Running statistics of each cluster's model after round k: their mean over the clients that `ended` in it."""
+        after = [o_statistics.follow(stats[j], *each) for j, *each in zip(started, self.clients, self.steps(k))]
+        return o_ifca.means(after, self.clients, ended, accepted(self.online(k), self.rejected(k)), stats)
 
     def phase_key(self, key, i, phase=None):
         """The key of client i's `solve`; with several phases each has a fold of it."""
@@ -320,6 +326,33 @@ def test_fedfomo(stats):
     same(state.clients.variables.params, expected["models"])
     same(state.memory.params, expected["received"])
     same(state.clients.variables.stats, w.statistics(stats, steps, xis), rtol=1e-3)
+
+
+def test_ifca():
+    """Failed with the loss of a minibatch in place of all examples, with a uniform mean, with a model that nobody took
+    set to zero, with the first model's running statistics for all, and with personal models by the last round's choice.
+
+    Steps are large, so that clients change between the models.
+    """
+    w = world((9, 8, 10), (3, 3, 3))
+    algorithm = fedamp_jax.ifca(TASK, solver(optimizer=optax.sgd(3.0)), k=3)
+    state, infos = play(algorithm, w)
+    keys = [KEY_INIT, *(jax.random.fold_in(KEY_INIT, j) for j in (1, 2))]
+    expected = {"models": [tree(TASK.init(key).params) for key in keys]}
+    running, taken = [{"mean": np.zeros(5)}] * 3, []
+    for k in range(ROUNDS):
+        expected = w.round(o_ifca.round, expected, k, optimizer=o_opt.sgd(3.0))
+        taken.append(expected["taken"])
+        running = w.statistics_of_clusters(running, k, taken[-1], taken[-1])
+        np.testing.assert_allclose(infos[k].xi, expected["xi"], rtol=1e-6)
+    assert taken == [[0, 2, 0], [1, 2, 0], [0, 2, 1], [0, 2, 0]]
+    same(state.models.params, expected["models"], rtol=1e-3, atol=1e-3)
+    same(state.models.stats, running)
+    ours = personal(algorithm, state, w.data)
+    last, models = o_ifca.personalize(expected, w.clients)
+    assert last == [1, 2, 0]
+    same(ours.params, models, rtol=1e-3, atol=1e-3)
+    same(ours.stats, [running[j] for j in last])
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])
