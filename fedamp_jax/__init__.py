@@ -20,6 +20,7 @@ from typing import Any
 from fedamp_jax import algorithms, analysis, attention, data, engine, models, placement, trees, writers
 from fedamp_jax._version import __version__
 from fedamp_jax.algorithms.apfl import apfl
+from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.corrupted import corrupted
 from fedamp_jax.algorithms.ditto import ditto
 from fedamp_jax.algorithms.fedamp import attentive, fedamp
@@ -94,6 +95,7 @@ __all__ = [
     "save_models",
     # Methods.
     "apfl",
+    "cfl",
     "ditto",
     "fedamp",
     "fedavg",

@@ -27,8 +27,9 @@ OTHERS = np.arange(M) != BAD
 
 entry = registry.one_after_the_other(registry.ENTRIES)
 
-SHARED = {"fedavg": ".stats", "fedprox": ".stats", "scaffold": ".clients.stats", "ditto": ".shared.stats"}
-"""What has a row for each client and is nevertheless the server's: running statistics that it averages."""
+SHARED = {"fedavg": ".stats", "fedprox": ".stats", "scaffold": ".clients.stats", "ditto": ".shared.stats",
+          "cfl": ".cluster"}  # fmt: skip
+"""What has a row for each client and is nevertheless the server's: running statistics that it averages, clusters."""
 
 
 def federation(**other):
@@ -309,6 +310,7 @@ TRAFFIC = {
     "pflego": {"all-reduce": 1},
     "pfedme": {"all-reduce": 1},
     "ifca": {"all-reduce": 3},  # its three models
+    "cfl": {"all-to-all": 1, "all-reduce": 3},  # updates, and as many models
 }
 
 

@@ -36,7 +36,10 @@ from fedamp_jax.report.files import Record, Row, methods_in, read, single_runs
 from fedamp_jax.report.schema import GridResults, Results, RunResults, is_grid
 from fedamp_jax.runner import command_line, messages
 
-_ADDED = (("IFCA",), ("pFedMe", "FedFomo", "pFedGraph"))  # methods that older files do not have, the last added first
+_ADDED = (
+    ("IFCA", "CFL"),
+    ("pFedMe", "FedFomo", "pFedGraph"),
+)  # methods that older files do not have, the last added first
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import optax
 
 from fedamp_jax.algorithms.apfl import apfl
+from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.ditto import ditto
 from fedamp_jax.algorithms.fedamp import Shared, attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
@@ -125,6 +126,7 @@ METHODS: dict[str, Method] = {
         Method("FedFomo", fedfomo, "Zhang et al. 2021"),
         Method("pFedGraph", pfedgraph, "Ye et al. 2023"),
         Method("IFCA", ifca, "Ghosh et al. 2020"),
+        Method("CFL", cfl, "Sattler et al. 2021"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

@@ -16,7 +16,8 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
 
     A newcomer starts with the global model where there is one; with the mean of the others' models where the server
     mixes them (FedAMP, HeurFedAMP, FedFomo, pFedGraph); under the shared body with an initial head (FedPer, FedRep,
-    PFLEGO); with the model of least training loss where there are several global ones (IFCA); and with an initial model
+    PFLEGO); with the model of least training loss where there are several global ones (IFCA,
+    CFL); and with an initial model
     where clients train alone. What a method keeps of each client besides, such as an optimizer's state, is as in a
     first round; SCAFFOLD's newcomers take the server's control variate. The others keep what they have, and rounds
     count on.
