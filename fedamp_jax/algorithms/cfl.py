@@ -34,7 +34,7 @@ class CFLState(NamedTuple):
     Attributes:
         models: `Variables [k_max, ...]`, a cluster's running statistics with its parameters.
         cluster: `[M]` int32, each client's cluster, or `NOWHERE`.
-        count: `[]` int32, how many clusters there are.
+        clusters: `[]` int32, how many there are.
         largest: `[]` float32, the largest norm of a client's update so far.
         optimizer: the clients' optimizer states `[M, ...]` if the solver keeps them, else `()`.
         round: `[]` int32.
@@ -42,7 +42,7 @@ class CFLState(NamedTuple):
 
     models: Variables
     cluster: Array
-    count: Array
+    clusters: Array
     largest: Array
     optimizer: PyTree
     round: Array
@@ -126,7 +126,7 @@ def cfl(
         return CFLState(
             models=broadcast(start, k_max),
             cluster=jnp.full((m,), NOWHERE, jnp.int32),
-            count=jnp.ones((), jnp.int32),
+            clusters=jnp.ones((), jnp.int32),
             largest=jnp.zeros((), jnp.float32),
             optimizer=init_optimizer(solver, data, broadcast(start.params, m)),
             round=jnp.zeros((), jnp.int32),
@@ -135,7 +135,7 @@ def cfl(
     def located(state, data):
         new = state.cluster == NOWHERE
         waiting = data._replace(size=jnp.where(new, data.size, 0))  # the others cost nothing
-        return jnp.where(new, least_loss(task, solver, waiting, state.models, state.count), state.cluster)
+        return jnp.where(new, least_loss(task, solver, waiting, state.models, state.clusters), state.cluster)
 
     def divide(state, cluster, weights, moved, place):
         """The clusters after a division, the one that was divided (`NOWHERE`: none), and the largest norm so far."""
@@ -150,9 +150,9 @@ def cfl(
         largest = jnp.maximum(state.largest, jnp.max(most))
         unit, k = largest if relative else 1.0, state.round
         ready = (mean < at_round(eps1, k) * unit) & (most > at_round(eps2, k) * unit)
-        ready &= (jnp.sum(members, axis=1) > 1) & (state.count < k_max)
+        ready &= (jnp.sum(members, axis=1) > 1) & (state.clusters < k_max)
         c = jnp.argmax(jnp.where(ready, most, -1.0)).astype(jnp.int32)
-        cluster = jnp.where(ready[c] & bipartition(cosines, members[c]), state.count, cluster)
+        cluster = jnp.where(ready[c] & bipartition(cosines, members[c]), state.clusters, cluster)
         return cluster, jnp.where(ready[c], c, NOWHERE), largest
 
     def round(key, state, data):
@@ -171,8 +171,8 @@ def cfl(
         absent = jnp.where(state.cluster == divided, NOWHERE, state.cluster)
         cluster = jnp.where(weights > 0, end, absent)
         info = info._replace(xi=place.replicate(membership(weights, end)))
-        count = jnp.where(divided == NOWHERE, state.count, state.count + 1)
-        return CFLState(models, cluster, count, largest, sent.optimizer, state.round + 1), info
+        clusters = jnp.where(divided == NOWHERE, state.clusters, state.clusters + 1)
+        return CFLState(models, cluster, clusters, largest, sent.optimizer, state.round + 1), info
 
     def personalize(key, state, data):
         return take(state.models, located(state, data))

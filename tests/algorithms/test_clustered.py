@@ -112,7 +112,7 @@ def test_a_client_alone_is_not_divided():
     data = federation(sizes=SIZES)
     data = data._replace(online=jnp.arange(6) == 2)
     state, _ = run_rounds(fedamp_jax.cfl(TASK, SOLVER, eps1=9.0, eps2=1e-6), data, 2)
-    assert int(state.count) == 1 and state.cluster.tolist() == [-1, -1, 0, -1, -1, -1]
+    assert int(state.clusters) == 1 and state.cluster.tolist() == [-1, -1, 0, -1, -1, -1]
 
 
 def test_a_newcomer_takes_no_model_that_is_not_in_use():

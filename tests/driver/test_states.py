@@ -77,7 +77,7 @@ def _by_rule(factory, task, algorithm, joined, before, everybody):
         mean = [a.astype(np.float64).mean(axis=0)[None] for a in jax.tree.leaves(before.clients.variables.params)]
         pairs = zip(part(joined.clients.variables.params), mean, strict=True)
     elif factory in ("ifca", "cfl"):
-        there = before.count if factory == "cfl" else None
+        there = before.clusters if factory == "cfl" else None
         losses = each_loss(task, before.models, everybody)[:, :there]
         mine = algorithm.personalize(KEY, joined, everybody)
         pairs = zip(part(mine), jax.tree.leaves(rows(before.models, losses.argmin(axis=1)[OLD:])), strict=True)
