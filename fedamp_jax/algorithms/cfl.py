@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedamp_jax.algorithms.ifca import cluster_means, least_loss, membership
-from fedamp_jax.checks import check_integer, check_number
+from fedamp_jax.checks import check_integer, check_number, check_type
 from fedamp_jax.engine import (
     Local,
     Solver,
@@ -102,7 +102,8 @@ def cfl(
         ValueError, TypeError: if a hyper-parameter is out of range or of the wrong kind.
 
     To choose the thresholds, run `fedavg` on clients that are alike: there the largest norm must have fallen below
-    `eps2` before that of the mean falls below `eps1`. With `relative` the defaults do for Adam and SGD on digits.
+    `eps2` before that of the mean falls below `eps1`. The defaults are for Adam, whose updates hardly become shorter;
+    with SGD, whose updates do, `eps2=0.7` finds all groups on digits.
 
     Departs from the paper: thresholds are relative by default, as norms depend on the model, the optimizer and the
     number of steps. In one round one cluster is divided, the one with the largest update, and its parts have means of
@@ -120,6 +121,7 @@ def cfl(
     check_number("eps1", eps1, low=0)
     check_number("eps2", eps2, low=0)
     check_integer("k_max", k_max, low=1)
+    check_type("relative", relative, bool, "True or False")
 
     def init(key, data):
         start, m = init_model(task, key), len(data.size)

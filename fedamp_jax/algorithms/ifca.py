@@ -99,7 +99,8 @@ def ifca(task: Task, solver: Solver, *, k: int = 5) -> Algorithm:
     Args:
         task: the model.
         solver: local training (tau steps in the paper), and the batch size of the losses.
-        k: number of models, at least 1; of the order of the number of groups, rather more. 1 is FedAvg.
+        k: number of models, at least 1: that of the groups, if it is known. Of more, some stay unused or divide a
+            group; with fewer, groups share a model. 1 is FedAvg.
 
     Returns:
         The `Algorithm`; `info.xi` holds the clusters: a row has the weights of the mean that became the client's model.

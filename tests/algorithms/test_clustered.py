@@ -101,9 +101,10 @@ def test_no_more_clusters_than_k_max():
         assert int(state.cluster.max()) == k_max - 1 and state.models.params["body"]["bias"].shape[0] == k_max
 
 
-@pytest.mark.parametrize(("name", "value"), [("eps1", 0.0), ("eps2", -1.0), ("k_max", 0)])
-def test_numbers_of_cfl_that_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be"):
+@pytest.mark.parametrize(("name", "value"), [("eps1", 0.0), ("eps2", -1.0), ("k_max", 0), ("relative", "false")])
+def test_hyperparameters_of_cfl_that_are_refused(name, value):
+    """Failed with `--set CFL.relative=false`, a word that counted as True."""
+    with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
         fedamp_jax.cfl(TASK, SOLVER, **{name: value})
 
 
