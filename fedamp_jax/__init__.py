@@ -20,6 +20,7 @@ from typing import Any
 from fedamp_jax import algorithms, analysis, attention, data, engine, models, placement, trees, writers
 from fedamp_jax._version import __version__
 from fedamp_jax.algorithms.apfl import apfl
+from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.corrupted import corrupted
 from fedamp_jax.algorithms.ditto import ditto
 from fedamp_jax.algorithms.fedamp import attentive, fedamp
@@ -28,6 +29,7 @@ from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
+from fedamp_jax.algorithms.ifca import ifca
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
@@ -93,6 +95,7 @@ __all__ = [
     "save_models",
     # Methods.
     "apfl",
+    "cfl",
     "ditto",
     "fedamp",
     "fedavg",
@@ -104,6 +107,7 @@ __all__ = [
     "fedrep",
     "fine_tuned",
     "heurfedamp",
+    "ifca",
     "pfedgraph",
     "pfedme",
     "pflego",

@@ -232,7 +232,8 @@ class Info(NamedTuple):
         loss: `[M]` float32, the client's training loss, averaged over its steps (without penalties); 0 if offline.
         epochs: `[M]` int32, local epochs trained; 0 if offline.
         rejected: `[M]` bool, the client's update was not finite and was discarded.
-        xi: `[M, M]` float32, the attention weights of this round, rows receive; None for methods without attention.
+        xi: `[M, M]` float32, the weights by which this round mixed models for each client, rows receive: attention
+            weights, or the shares of the members of its cluster; None for methods without either.
         error: `[]` int32, 0 if the round was carried out, else a code of the algorithm's own; None if it cannot fail.
     """
 

@@ -181,6 +181,12 @@ VARIANTS: dict[str, list[Entry]] = {
         _entry(fedamp_jax.fedrep, "fedrep, head solver",
                head_solver=Solver(optax.sgd(0.5), epochs=3, batch_size=4)),
     ],
+    "IFCA": [_entry(fedamp_jax.ifca, k=3)],
+    # Both are divided: the largest cluster in each round, and one by norms after the first round.
+    "CFL": [
+        _entry(fedamp_jax.cfl, eps1=2.0, eps2=0.5, k_max=3),
+        _entry(fedamp_jax.cfl, "cfl, norms", eps1=0.5, eps2=0.1, k_max=2, relative=False),
+    ],
     # With the default pull Adam's steps are larger than the way to the minimum.
     "pFedMe": [_entry(fedamp_jax.pfedme, lam=1.0, eta=0.5)],
     "PFLEGO": [
@@ -198,7 +204,7 @@ ENTRIES = [
 
 
 _FIRST = {VARIANTS[name][0].name if name in VARIANTS else METHODS[name].factory.__name__ for name in METHODS}
-_REPRESENTATIVE = {"separate", "fedavg", "fedamp", "scaffold", "pflego", "fedfomo", "pfedgraph"}
+_REPRESENTATIVE = {"separate", "fedavg", "fedamp", "scaffold", "pflego", "fedfomo", "pfedgraph", "cfl"}
 _COMPILES_AGAIN = {
     "test_eight_devices_equal_one", "test_the_hosts_memory_equals_a_device", "test_what_crosses_between_devices",
     "test_newcomers_of_every_method", "test_chunks_do_not_matter", "test_no_other_examples_are_read",

@@ -32,8 +32,9 @@ SHARED = {
     "scaffold": ".clients.stats",
     "ditto": ".shared.stats",
     "pflego": ".model.stats",
+    "cfl": ".cluster",
 }
-"""What has a row for each client and is nevertheless the server's: running statistics that it averages."""
+"""What has a row for each client and is nevertheless the server's: running statistics that it averages, clusters."""
 
 
 def federation(**other):
@@ -315,6 +316,8 @@ TRAFFIC = {
     "fedrecon": {"all-reduce": 1},
     "pflego": {"all-reduce": 1},
     "pfedme": {"all-reduce": 1},
+    "ifca": {"all-reduce": 3},  # its three models
+    "cfl": {"all-to-all": 1, "all-reduce": 3},  # updates, and as many models
 }
 
 

@@ -11,6 +11,7 @@ settings is shown. Every model has a column of its own.
 """
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,10 @@ from fedamp_jax.report.schema import GridResults, Results, RunResults, is_grid
 from fedamp_jax.report.sweeps import sweeps
 from fedamp_jax.runner import command_line, messages
 
-_ADDED = ("pFedMe", "FedFomo", "pFedGraph")  # methods that version 0.1.0 did not have
+_ADDED = (
+    ("IFCA", "CFL"),
+    ("pFedMe", "FedFomo", "pFedGraph"),
+)  # methods that older files do not have, the last added first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +223,8 @@ def whole_command(content: Results) -> str:
         content["experiment"], tuple(METHODS)
     )
     # A file may be older than the methods that were added since.
-    if held and set(held) not in (set(every), set(every) - set(_ADDED)):
+    ages = itertools.accumulate(_ADDED, lambda methods, added: methods - set(added), initial=set(every))
+    if held and set(held) not in ages:
         words += ["--methods", *(["paper"] if held == PAPER_METHODS else held)]
     return shlex.join(words)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import optax
 
 from fedamp_jax.algorithms.apfl import apfl
+from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.ditto import ditto
 from fedamp_jax.algorithms.fedamp import Shared, attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
@@ -19,6 +20,7 @@ from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
+from fedamp_jax.algorithms.ifca import ifca
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
@@ -123,6 +125,8 @@ METHODS: dict[str, Method] = {
         Method("pFedMe", pfedme, "Dinh et al. 2020", _pfedme),
         Method("FedFomo", fedfomo, "Zhang et al. 2021"),
         Method("pFedGraph", pfedgraph, "Ye et al. 2023"),
+        Method("IFCA", ifca, "Ghosh et al. 2020"),
+        Method("CFL", cfl, "Sattler et al. 2021"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

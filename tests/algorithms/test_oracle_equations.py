@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 from tests.oracles import (
     apfl,
     attention,
+    cfl,
     ditto,
     fedamp,
     fedavg,
@@ -17,6 +18,7 @@ from tests.oracles import (
     fedrecon,
     fine_tuned,
     heurfedamp,
+    ifca,
     pfedgraph,
     pfedme,
     pflego,
@@ -346,6 +348,9 @@ ROUNDS = {
                   {"optimizer": SGD, "lam": 0.8, "mu": 0.1}, ["models"]),
     "fedfomo": (fedfomo.round, lambda: {**several(), "received": [model(10 + i) for i in range(3)]}, BATCHES,
                 {"optimizer": SGD, "validation": [[0, 4], [1], [2]]}, ["models", "received"]),
+    "cfl": (cfl.round, lambda: {"models": [model(0), model(1)], "cluster": [0, 0, 0], "largest": 1.0}, BATCHES,
+            {"optimizer": SGD, "eps1": lambda k: 9.0, "eps2": lambda k: 0.0}, []),
+    "ifca": (ifca.round, lambda: {"models": [model(0), model(1)]}, BATCHES, {"optimizer": SGD}, []),
 }  # fmt: skip
 # Clients exchange their models before they train: that one is rejected makes a difference to itself only.
 EXCHANGE = {"fedamp", "fedamp, stale", "heurfedamp", "pfedgraph", "fedfomo"}

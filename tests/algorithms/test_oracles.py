@@ -19,6 +19,7 @@ import fedamp_jax
 from fedamp_jax import Solver, attention, engine
 from fedamp_jax.engine.minibatches import for_each_minibatch
 from tests.oracles import apfl as o_apfl
+from tests.oracles import cfl as o_cfl
 from tests.oracles import ditto as o_ditto
 from tests.oracles import fedamp as o_fedamp
 from tests.oracles import fedavg as o_fedavg
@@ -26,6 +27,7 @@ from tests.oracles import fedfomo as o_fedfomo
 from tests.oracles import fedrecon as o_fedrecon
 from tests.oracles import fine_tuned as o_fine_tuned
 from tests.oracles import heurfedamp as o_heurfedamp
+from tests.oracles import ifca as o_ifca
 from tests.oracles import optimizers as o_opt
 from tests.oracles import pfedgraph as o_pfedgraph
 from tests.oracles import pfedme as o_pfedme
@@ -34,7 +36,7 @@ from tests.oracles import scaffold as o_scaffold
 from tests.oracles import separate as o_separate
 from tests.oracles import shared_body as o_partial
 from tests.oracles import statistics as o_statistics
-from tests.oracles.model import gradient
+from tests.oracles.model import accepted, gradient
 from tests.oracles.trees import combine, scale
 from tests.registry import batch_of, federation, initial, rows, tiny_task
 
@@ -100,6 +102,11 @@ class World(NamedTuple):
                 xi=None if xis is None else xis[k], rejected=self.rejected(k),
             )  # fmt: skip
         return stats
+
+    def statistics_of_clusters(self, stats, k, started, ended):
+        """Running statistics of each cluster's model after round k: their mean over the clients that `ended` in it."""
+        after = [o_statistics.follow(stats[j], *each) for j, *each in zip(started, self.clients, self.steps(k))]
+        return o_ifca.means(after, self.clients, ended, accepted(self.online(k), self.rejected(k)), stats)
 
     def phase_key(self, key, i, phase=None):
         """The key of client i's `solve`; with several phases each has a fold of it."""
@@ -322,6 +329,93 @@ def test_fedfomo(stats):
     same(state.clients.variables.params, expected["models"])
     same(state.memory.params, expected["received"])
     same(state.clients.variables.stats, w.statistics(stats, steps, xis), rtol=1e-3)
+
+
+def test_ifca():
+    """Failed with the loss of a minibatch in place of all examples, with a uniform mean, with a model that nobody took
+    set to zero, with the first model's running statistics for all, and with personal models by the last round's choice.
+
+    Steps are large, so that clients change between the models.
+    """
+    w = world((9, 8, 10), (3, 3, 3))
+    algorithm = fedamp_jax.ifca(TASK, solver(optimizer=optax.sgd(3.0)), k=3)
+    state, infos = play(algorithm, w)
+    keys = [KEY_INIT, *(jax.random.fold_in(KEY_INIT, j) for j in (1, 2))]
+    expected = {"models": [tree(TASK.init(key).params) for key in keys]}
+    running, taken = [{"mean": np.zeros(5)}] * 3, []
+    for k in range(ROUNDS):
+        expected = w.round(o_ifca.round, expected, k, optimizer=o_opt.sgd(3.0))
+        taken.append(expected["taken"])
+        running = w.statistics_of_clusters(running, k, taken[-1], taken[-1])
+        np.testing.assert_allclose(infos[k].xi, expected["xi"], rtol=1e-6)
+    assert taken == [[0, 2, 0], [1, 2, 0], [0, 2, 1], [0, 2, 0]]
+    same(state.models.params, expected["models"], rtol=1e-3, atol=1e-3)
+    same(state.models.stats, running)
+    ours = personal(algorithm, state, w.data)
+    last, models = o_ifca.personalize(expected, w.clients)
+    assert last == [1, 2, 0]
+    same(ours.params, models, rtol=1e-3, atol=1e-3)
+    same(ours.stats, [running[j] for j in last])
+
+
+def in_rounds(*which):
+    """A threshold that every mean is below in these rounds, and none in others."""
+    return lambda k: sum(10.0 * (k == one) for one in which)
+
+
+CFL = {
+    "at once": (2, (0,), True, [0, 1, 0]),
+    "while one is absent, which then takes the other part": (1, (1,), False, [0, 1, 1]),
+    "while one is rejected": (1, (2,), True, [0, 1, 1]),
+    "twice, and no third time": (2, (0, 1, 2, 3), False, [0, 1, 2]),
+}
+"""Kinds of clients, rounds in which a cluster may be divided, `relative`, and the clusters after all rounds."""
+
+
+@pytest.mark.parametrize("case", CFL)
+def test_cfl(case):
+    """Failed with the parts' least cosine in place of the largest, with both parts at the mean of all, with the client
+    that was absent in its old cluster, with unused models to choose from, and with a rejected client in a mean.
+    """
+    kinds, rounds, relative, last = CFL[case]
+    w, at = world((7, 3, 10), (3, 3, 3), kinds), in_rounds(*rounds)
+    algorithm = fedamp_jax.cfl(TASK, solver(optimizer=SGD), eps1=at, eps2=0.01, k_max=3, relative=relative)
+    state, infos = play(algorithm, w)
+    expected = {"models": start()[:1] * 3, "cluster": [-1] * 3, "largest": 0.0}
+    running = [{"mean": np.zeros(5)}] * 3
+    for k in range(ROUNDS):
+        expected = w.round(o_cfl.round, expected, k, optimizer=O_SGD, eps1=at, eps2=lambda k: 0.01, relative=relative)
+        running = w.statistics_of_clusters(running, k, expected["begin"], expected["cluster"])
+        np.testing.assert_allclose(infos[k].xi, expected["xi"], rtol=1e-6)
+    assert state.cluster.tolist() == expected["cluster"] == last
+    same(state.models.params, expected["models"])
+    same(state.models.stats, running)
+    np.testing.assert_allclose(state.largest, expected["largest"], rtol=1e-4)
+    same(personal(algorithm, state, w.data).params, o_cfl.personalize(expected, w.clients))
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_cfl_thresholds(relative):
+    """Just above and just below the norms in the last round, as tracers. Failed with the mean of the norms in place of
+    the norm of the mean, with a mean that does not weigh by size, and with the largest norm of this round as the unit.
+    """
+    w = world((7, 3, 10), (3, 3, 3))
+    algorithm = fedamp_jax.cfl(TASK, solver(optimizer=SGD), eps1=1e-9)
+    state, expected = initial(algorithm, KEY_INIT, w.data), {"models": start() * 2, "cluster": [-1] * 3, "largest": 0.0}
+    for k in range(ROUNDS):
+        before = state
+        state, _ = one_round(algorithm, w.key(k), state, w.round_data(k))
+        expected = w.round(o_cfl.round, expected, k, optimizer=O_SGD, eps1=lambda k: 0.0, eps2=lambda k: 0.0)
+    (mean, most), unit = expected["norms"][0], expected["largest"] if relative else 1.0
+    assert mean < 0.5 * most < 0.45 * expected["largest"]
+
+    @jax.jit
+    def clusters(eps1, eps2):
+        divided = fedamp_jax.cfl(TASK, solver(optimizer=SGD), eps1=eps1, eps2=eps2, relative=relative)
+        return divided.round(w.key(ROUNDS - 1), before, w.data)[0].cluster.max() + 1
+
+    for eps1, eps2, number in ((1.01, 0.99, 2), (0.99, 0.99, 1), (1.01, 1.01, 1)):
+        assert clusters(eps1 * mean / unit, eps2 * most / unit) == number
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])

@@ -54,6 +54,14 @@ PAIRS = {
         lambda: fedamp_jax.apfl(TASK, SGD, alpha=0.0, learning_rate=LR),
         lambda: FEDAVG,
     ),
+    "CFL that is never divided is FedAvg": (
+        lambda: fedamp_jax.cfl(TASK, SGD, eps1=1e-9),
+        lambda: FEDAVG,
+    ),
+    "IFCA of one model is FedAvg": (
+        lambda: fedamp_jax.ifca(TASK, SGD, k=1),
+        lambda: FEDAVG,
+    ),
     "APFL, alpha = 1, is Separate": (
         lambda: fedamp_jax.apfl(TASK, SGD, alpha=1.0, learning_rate=LR),
         lambda: SEPARATE,

@@ -11,7 +11,7 @@ import fedamp_jax
 from fedamp_jax import Checkpoint, Solver, data
 from fedamp_jax.models import resnet18
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import ENTRIES, federation, find, made, make, one_after_the_other, run_rounds, tiny_task
+from tests.registry import ENTRIES, batch_of, federation, find, made, make, one_after_the_other, run_rounds, tiny_task
 
 KEY = jax.random.key(1)  # of `run_rounds`
 OLD, NEW = 5, 3
@@ -50,24 +50,37 @@ def test_newcomers_of_every_method(entry):
     kept = jax.tree.map(lambda a, g: a[:OLD] if g else a, joined, grown(algorithm, joined, everybody))
     chex.assert_trees_all_equal(kept, before)
     chex.assert_trees_all_equal(state, before)  # still usable
-    newcomers = algorithm.init(KEY, everybody) if entry.factory == "separate" else None
-    _by_rule(entry.factory, task, algorithm, joined, before, newcomers)
+    _by_rule(entry.factory, task, algorithm, joined, before, everybody)
     after, infos = run_rounds(algorithm, together, 1, state=joined, first=2)
     assert int(after.round) == 3 and all(np.isfinite(np.asarray(a)).all() for a in jax.tree.leaves(after))
     assert np.asarray(infos[0].epochs).tolist() == [2] * 8
 
 
-def _by_rule(factory, task, algorithm, joined, before, fresh):
+def each_loss(task, models, data):
+    """`[M, k]`: every client's loss of every model, on all of its examples at once."""
+    k = len(jax.tree.leaves(models)[0])
+    return np.array([
+        [task.loss(rows(models, j), batch_of(data.client(i)), KEY)[0] for j in range(k)] for i in range(len(data.size))
+    ])  # fmt: skip
+
+
+def _by_rule(factory, task, algorithm, joined, before, everybody):
     """What newcomers start from, written from each method's description."""
     part = lambda tree: jax.tree.leaves(rows(tree, slice(OLD, None)))  # noqa: E731
     initial = task.init(KEY)
     if factory == "separate":
+        fresh = algorithm.init(KEY, everybody)
         pairs = zip(part(joined.clients.variables), part(fresh.clients.variables), strict=True)
     elif factory in ("fedavg", "fedprox"):
         pairs = zip(part(joined.stats), (a[:1] for a in jax.tree.leaves(before.stats)), strict=True)
     elif factory in ("fedamp", "heurfedamp", "fedfomo", "pfedgraph"):
         mean = [a.astype(np.float64).mean(axis=0)[None] for a in jax.tree.leaves(before.clients.variables.params)]
         pairs = zip(part(joined.clients.variables.params), mean, strict=True)
+    elif factory in ("ifca", "cfl"):
+        there = before.clusters if factory == "cfl" else None
+        losses = each_loss(task, before.models, everybody)[:, :there]
+        mine = algorithm.personalize(KEY, joined, everybody)
+        pairs = zip(part(mine), jax.tree.leaves(rows(before.models, losses.argmin(axis=1)[OLD:])), strict=True)
     elif factory == "scaffold":
         shared = (a[None] for a in jax.tree.leaves((before.params, before.control)))
         pairs = zip([*part(joined.clients.params), *part(joined.controls)], shared, strict=True)

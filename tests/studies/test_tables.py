@@ -198,8 +198,10 @@ def test_the_command_of_a_whole_file():
     assert shown("--resume", some) == "--methods FedAvg FedAMP"
     assert shown("--resume --data-dir 'my data'", METHODS) == "--data-dir 'my data'"
     assert shown("--methods fedamp --resume", METHODS) == ""
-    older = [name for name in METHODS if name not in tables._ADDED]
-    assert shown("--sigma 2", older) == "--sigma 2"  # a file from before there were the others
+    older = list(METHODS)
+    for added in tables._ADDED:  # files from before there were these
+        older = [name for name in older if name not in added]
+        assert shown("--sigma 2", older) == "--sigma 2"
     assert shown("--methods APFL", PAPER_METHODS) == "--methods paper"
     assert shown("--methods mean --resume", ("base", "mean"), "ablation") == "--methods base mean"
     assert shown("--methods PFLEGO", paper_values.PFLEGO_METHODS, "degrees") == ""
