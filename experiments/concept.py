@@ -4,8 +4,7 @@
     python experiments/concept.py --strength 0 0.25 0.5 0.75 1     # from no disagreement to full, with a figure of it
     python experiments/concept.py --dataset mnist --data-dir DIR --model mlp --shift rotation --groups 4
 
-All else is as in `practical.py`, but for sigma: it is found, so that a client gives weight to about as many others as
-its group has.
+All else is as in `practical.py`, but for sigma: the paper has no value for clients that disagree.
 """
 
 from fedamp_jax.experiments import concept, fedamp_paper
@@ -18,7 +17,7 @@ EXPERIMENT = fedamp_paper.experiment(
     __doc__,
     options=Options(
         setting=concept.Concept(shift="labels", groups=5, strength=1.0, clients=None),
-        attention=concept.Attention(sigma=None, heur_sigma=None),  # of this setting: auto
+        attention=fedamp_paper.Attention(sigma=None, heur_sigma=None),  # of this setting: auto
     ),
     finish=concept.finish,
     panels={"shift": Panel(str), "strength": Panel(concept.strength), **fedamp_paper.PANELS},

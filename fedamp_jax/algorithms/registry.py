@@ -27,7 +27,7 @@ from fedamp_jax.algorithms.pflego import pflego
 from fedamp_jax.algorithms.scaffold import scaffold
 from fedamp_jax.algorithms.separate import separate
 from fedamp_jax.algorithms.shared_body import fedbabu, fedper, fedrep
-from fedamp_jax.attention import Perplexity
+from fedamp_jax.attention import Auto
 from fedamp_jax.engine import Solver
 from fedamp_jax.types import Algorithm, Task
 
@@ -40,9 +40,9 @@ class Setup(NamedTuple):
     Attributes:
         task: the model.
         solver: local training.
-        sigma: FedAMP's, a number or `attention.perplexity(k)`.
+        sigma: FedAMP's, a number or `attention.auto()`.
         heur_sigma: HeurFedAMP's, likewise.
-        self_weight: xi_ii of both, a number or one per client `[M]`; with a perplexity k it is `1 / (k + 1)` instead.
+        self_weight: xi_ii of both, a number or one per client `[M]`; `attention.auto()` finds it.
         lam: weight of their proximal term.
         mu: FedProx's.
         apfl_alpha: APFL's mixing weight.
@@ -53,8 +53,8 @@ class Setup(NamedTuple):
 
     task: Task
     solver: Solver
-    sigma: float | Perplexity
-    heur_sigma: float | Perplexity
+    sigma: float | Auto
+    heur_sigma: float | Auto
     self_weight: Any
     lam: float
     mu: float
@@ -84,9 +84,8 @@ class Method(NamedTuple):
     base: str | None = None
 
 
-def _attentive(setup: Setup, sigma: float | Perplexity) -> dict[str, Any]:
-    # Appendix C's 1 / (N_i + 1), where N_i is the number of others that get weight.
-    own = 1 / (sigma.k + 1) if isinstance(sigma, Perplexity) else setup.self_weight
+def _attentive(setup: Setup, sigma: float | Auto) -> dict[str, Any]:
+    own = None if isinstance(sigma, Auto) else setup.self_weight
     return {"sigma": sigma, "self_weight": own, "lam": setup.lam}
 
 

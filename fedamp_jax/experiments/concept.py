@@ -10,13 +10,11 @@ alike, except that label noise is in training labels alone. `fedamp_jax.data.shi
 its strength means.
 
 The methods have the practical setting's hyper-parameters, except that FedAMP and HeurFedAMP find sigma by themselves
-(--sigma auto), so that a client gives weight to about as many others as its group has. Like the self weight
-1 / (N_i + 1) of the FedAMP paper, with N_i the number of others in the group, this takes the size of the groups, but
-not who is in them, to be known.
+(--sigma auto), as the FedAMP paper has no value for this setting.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 from fedamp_jax.checks import check_integer, check_number
 from fedamp_jax.data.federations import clients_of
@@ -50,16 +48,6 @@ class Concept:
         return dataclasses.asdict(self)
 
 
-@dataclasses.dataclass(frozen=True)
-class Attention(fedamp_paper.Attention):
-    """Attention weights."""
-
-    sigma: float | Literal["auto"] | None = None
-    """FedAMP's; auto: each client weighs about as many others as its group has. Default: auto."""
-    heur_sigma: float | Literal["auto"] | None = None
-    """HeurFedAMP's; see --sigma. Default: auto."""
-
-
 def finish(options: Options) -> Options:
     """As `fedamp_paper.finish`.
 
@@ -85,7 +73,7 @@ def strength(value: float) -> str:
 CONCEPT = fedamp_paper.experiment(
     "concept",
     __doc__,
-    options=Options(setting=Concept(), attention=Attention()),
+    options=Options(setting=Concept(), attention=fedamp_paper.Attention()),
     finish=finish,
     panels={"shift": Panel(str), "strength": Panel(strength), **fedamp_paper.PANELS},
 )

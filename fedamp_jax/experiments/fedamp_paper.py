@@ -10,7 +10,7 @@ import optax
 import fedamp_jax
 from fedamp_jax import Algorithm, Solver, Task
 from fedamp_jax.algorithms import registry
-from fedamp_jax.attention import Perplexity, perplexity
+from fedamp_jax.attention import Auto, auto
 from fedamp_jax.checks import check_number
 from fedamp_jax.data import Federation, Source
 from fedamp_jax.data.federations import clients_of
@@ -33,7 +33,7 @@ class Attention:
     """Attention weights."""
 
     sigma: float | Literal["auto"] | None = None
-    """FedAMP's; auto: each client weighs about 8 others. Default: the paper's or ours."""
+    """FedAMP's; auto: each client finds how many others to weigh. Default: the paper's or ours."""
     heur_sigma: float | Literal["auto"] | None = None
     """HeurFedAMP's; see --sigma. Default: the paper's or ours."""
 
@@ -134,12 +134,11 @@ def methods(
 def setup(options: Options, federation: Federation, task: Task, solver: Solver | None = None) -> registry.Setup:
     """What the methods' hyper-parameters follow from; `solver` in place of that of the options."""
     training, setting = options.training, setting_of(options)
-    k = paper_values.perplexity(setting, federation)
     return registry.Setup(
         task=task,
         solver=solver or training.solver(),
-        sigma=sigma_of(options.attention.sigma, k),
-        heur_sigma=sigma_of(options.attention.heur_sigma, k),
+        sigma=sigma_of(options.attention.sigma),
+        heur_sigma=sigma_of(options.attention.heur_sigma),
         self_weight=paper_values.self_weights(setting, federation),
         lam=paper_values.LAMBDA,
         mu=paper_values.MU,
@@ -154,9 +153,9 @@ def setup(options: Options, federation: Federation, task: Task, solver: Solver |
     )
 
 
-def sigma_of(value: float | Literal["auto"], k: float) -> float | Perplexity:
-    """The value of --sigma as the algorithms take it; `k`: the perplexity of auto."""
-    return perplexity(k) if value == "auto" else value
+def sigma_of(value: float | Literal["auto"]) -> float | Auto:
+    """The value of --sigma as the algorithms take it."""
+    return auto() if value == "auto" else value
 
 
 def paper(options: Options) -> Mapping[str, float]:
@@ -165,7 +164,7 @@ def paper(options: Options) -> Mapping[str, float]:
 
 
 def scales(options: Options) -> Mapping[str, float | None]:
-    """FedAMP's sigma; a perplexity has a scale for each client."""
+    """FedAMP's sigma; one that is found has a scale for each client."""
     sigma = registry.parse(options.schedule.set, METHODS).get("FedAMP", {}).get("sigma", options.attention.sigma)
     return {"FedAMP": None if isinstance(sigma, str) else sigma}
 

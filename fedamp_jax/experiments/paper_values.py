@@ -80,8 +80,8 @@ DIGITS_SIGMA = {
     "practical": {"FedAMP": 1.6, "HeurFedAMP": 280.0},
 }
 
-PERPLEXITY = 8
-"""Of --sigma auto: about how many others a client gives weight to (docs/attention.md); see `perplexity`."""
+OTHERS = 8
+"""N_i of Appendix C's self weight `1 / (N_i + 1)` where no two clients have the same distribution."""
 
 # Tables 1, 2, 3: BMTA in percent.
 _BMTA = {
@@ -203,25 +203,12 @@ def apfl_alpha(setting: str, dataset: str) -> float:
     return PAPER_APFL_ALPHA.get(setting, PAPER_APFL_ALPHA["practical"])[_SETS.index(dataset) if dataset in _SETS else 0]
 
 
-def perplexity(setting: str, federation: Federation) -> float:
-    """Of --sigma auto: about how many others a client gives weight to.
-
-    In the setting `"concept"`, whose groups have one size, it is the mean number of others in a client's group, as
-    Appendix C's self weight `1 / (N_i + 1)` takes it to be known; 1 where nobody has company. Elsewhere `PERPLEXITY`.
-    """
-    if setting != "concept":
-        return PERPLEXITY
-    groups = federation.groups
-    assert groups is not None
-    return max(len(groups) / len(np.unique(groups)) - 1, 1.0)
-
-
 def self_weights(setting: str, federation: Federation) -> np.ndarray:
     """`xi_ii = 1 / (N_i + 1)` of Appendix C, `[M]` float32; N_i other clients have the same distribution as client i.
 
     Clients have the same distribution if they are of one group; in the setting `"pathological"`, if they have the same
     set of classes in training; in `"iid"`, always. In settings that the paper does not have no two clients do, and
-    Appendix C would give each client the weight 1, which is training alone: there N_i is `PERPLEXITY`.
+    Appendix C would give each client the weight 1, which is training alone: there N_i is `OTHERS`.
     """
     train, _, groups = federation
     distributions: list[Any]
@@ -232,5 +219,5 @@ def self_weights(setting: str, federation: Federation) -> np.ndarray:
     elif setting == "pathological":
         distributions = [tuple(np.unique(train.examples(i)[1])) for i in range(len(train.size))]
     else:
-        return np.full(len(train.size), 1 / (PERPLEXITY + 1), np.float32)
+        return np.full(len(train.size), 1 / (OTHERS + 1), np.float32)
     return np.array([1 / distributions.count(one) for one in distributions], np.float32)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import fedamp_jax
-from fedamp_jax.experiments import fedamp_paper, paper_values
+from fedamp_jax import attention
+from fedamp_jax.experiments import fedamp_paper
 from fedamp_jax.experiments.catalogue import EXPERIMENTS
 from tests.small_experiments import command, main_of, options_of, parsed, read, small_federation
 
@@ -30,24 +31,14 @@ def test_shift_and_strength_are_panels():
     assert variants[4].options.setting.shift == "rotation" and variants[4].options.setting.strength == 0.5
 
 
-@pytest.mark.parametrize(("sigma", "own"), [("auto", 1 / 4), (1.6, 1 / 4)])
-def test_a_client_listens_to_as_many_others_as_its_group_has(sigma, own):
-    """Perplexity 3 and a self weight of 1/4 for 20 clients in 5 groups. Failed with the 8 of the other settings."""
-    words = () if sigma == "auto" else ("--sigma", sigma)
-    options = options_of("concept", *words)
+def test_clients_find_how_many_others_to_learn_from():
+    """A number in place of auto brings back the self weight of the groups' size. Failed with that of other settings."""
+    options = options_of("concept")
     setup = fedamp_paper.setup(options, fedamp_paper.clients(options), None)
-    assert options.attention.heur_sigma == "auto" and setup.heur_sigma.k == 3
-    assert options.attention.sigma == sigma and (setup.sigma.k == 3 if sigma == "auto" else setup.sigma == sigma)
-    np.testing.assert_allclose(setup.self_weight, own)
-
-
-def test_perplexity():
-    """Of groups; 8 in other settings. At least 1, where every client is a group of its own."""
-    clients = small_federation()
-    assert paper_values.perplexity("concept", clients) == 1
-    assert paper_values.perplexity("concept", clients._replace(groups=np.arange(4))) == 1
-    assert paper_values.perplexity("concept", clients._replace(groups=np.zeros(4, int))) == 3
-    assert paper_values.perplexity("practical", clients) == paper_values.perplexity("dirichlet", clients) == 8
+    assert setup.sigma == setup.heur_sigma == attention.auto()
+    np.testing.assert_allclose(setup.self_weight, 1 / 4)
+    named = fedamp_paper.setup(options_of("concept", "--sigma", 1.6), fedamp_paper.clients(options), None)
+    assert named.sigma == 1.6
 
 
 TINY = dataclasses.replace(
@@ -59,13 +50,13 @@ TINY = dataclasses.replace(
 
 
 def test_a_tiny_run(tmp_path, monkeypatch):
-    """Two strengths, with the weights of FedAMP. Failed with a self weight of 1/9."""
+    """Two strengths, with equal weights in FedAMP's first round. Failed with the self weight of a group."""
     words = ("--strength", 0, 1, "--methods", "FedAvg", "FedAMP", "--rounds", 1, "--epochs", 1)
     command(monkeypatch, main_of(TINY), *words, "--out", tmp_path / "a")
     found = read(tmp_path / "a")
     assert list(found["parts"]) == ["strength 0", "strength 1"] and found["settings"]["strength"] == [0.0, 1.0]
     one = read(tmp_path / "a" / "strength-1")
-    assert one["settings"]["sigma"] == "auto" and np.allclose(np.diag(one["methods"]["FedAMP"]["xi"]), 1 / 2)
+    assert one["settings"]["sigma"] == "auto" and np.allclose(one["methods"]["FedAMP"]["xi"], 1 / 4)
 
 
 @pytest.mark.parametrize(("words", "message"), [

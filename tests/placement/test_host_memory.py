@@ -171,3 +171,26 @@ def test_an_estimate_says_what_is_sent():
     assert two.sent == eight.sent and state <= two.returned <= state + 8 * 9
     assert 2 * state + inputs <= two.host <= 2 * state + 2 * inputs
     assert "on the device at a time" in str(two)
+
+
+def test_what_is_not_needed_is_not_run():
+    """`when` sends nothing to the device unless it is needed. Failed with the computation run every time."""
+    data = there().place(federation())
+    runs = []
+
+    def computed(needed):
+        def doubled():
+            place = data.placement
+
+            def step(client, out, a):
+                jax.debug.callback(lambda: runs.append(1))
+                return 2 * a
+
+            return place.for_each_client(step, data, jnp.zeros(8), jnp.arange(8.0), work=data.size)
+
+        return data.placement.when(needed, doubled, jnp.zeros(8))
+
+    found = [data.placement.call(jax.jit(computed), (), jnp.array(needed)) for needed in (False, True)]
+    jax.effects_barrier()
+    np.testing.assert_array_equal(found, [np.zeros(8), 2 * np.arange(8.0)])
+    assert len(runs) == 3  # chunks of clients
