@@ -132,6 +132,8 @@ class _InBlocks(ByParameters):
 
     def map(self, fn, fixed):
         leaves, structure = jax.tree.flatten(self.tree)
+        if not leaves:
+            return self.tree
         new = columns_p.bind(fixed, *leaves, fn=fn, add=False, device=self.placement.device)
         return jax.tree.unflatten(structure, new)
 
