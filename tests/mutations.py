@@ -582,6 +582,27 @@ MUTATIONS = [
     Mutation("names-of-numpy", "fedamp_jax/saving.py", "name.item() if isinstance(name, np.generic) else name", "name", "tests/test_saving.py -k of_numpy"),
     Mutation("set-blocking", "fedamp_jax/driver/signals.py", 'if hasattr(os, "set_blocking"):', "if True:", "tests/driver/test_loop.py -k windows"),
     Mutation("private-models", "fedamp_jax/files.py", "os.replace(unfinished, path)", "unfinished.chmod(0o600)\n        os.replace(unfinished, path)", "tests/test_saving.py -k may_read"),
+    # Other libraries' files.
+    Mutation("pickles-import", "fedamp_jax/data/unpickle.py", 'raise pickle.UnpicklingError(f"it asks for {module}.{name}")', "return super().find_class(module, name)", "tests/data/test_unpickle.py -k refused"),
+    Mutation("pickled-fields", "fedamp_jax/data/unpickle.py", "if any(field is not None for field in fields):", "if False:", "tests/data/test_unpickle.py -k refused"),
+    Mutation("pickled-byte-order", "fedamp_jax/data/unpickle.py", "self.dtype.newbyteorder(order)", "self.dtype", "tests/data/test_unpickle.py -k containers"),
+    Mutation("pickle-without-checksum", "fedamp_jax/data/unpickle.py", "if file.read(1):", "if False:", "tests/data/test_unpickle.py -k none"),
+    Mutation("pickle-of-one-numpy", "fedamp_jax/data/unpickle.py", 'module.replace("numpy._core", "numpy.core")', "module", "tests/data/test_unpickle.py -k names_before"),
+    Mutation("pickled-functions", "fedamp_jax/data/unpickle.py", "getattr(self, known) if", "getattr(type(self), known) if", "tests/data/test_unpickle.py"),
+    Mutation("pfllib-in-order-of-text", "fedamp_jax/data/importers.py", "ids = sorted(numbers[0])", "ids = sorted(numbers[0], key=str)", "tests/data/test_importers.py -k pfllib"),
+    Mutation("pfllib-ids", "fedamp_jax/data/importers.py", "options = (classes, ids, None,", "options = (classes, None, None,", "tests/data/test_importers.py -k numbers_are_ids"),
+    Mutation("pfllib-channels-first", "fedamp_jax/data/importers.py", "np.moveaxis(x, 1, 3)", "x", "tests/data/test_importers.py -k pfllib"),
+    Mutation("pfllib-channels-unchecked", "fedamp_jax/data/importers.py", "if channels_first is None and", "if False and", "tests/data/test_importers.py -k channels"),
+    Mutation("pfllib-clients-lost", "fedamp_jax/data/importers.py", 'if len(ids) != config.get("num_clients", len(ids)):', "if False:", "tests/data/test_importers.py -k refused"),
+    Mutation("flbench-test-as-validation", "fedamp_jax/data/importers.py", "part(held_out)", 'part("test")', "tests/data/test_importers.py -k flbench_sample"),
+    Mutation("flbench-one-too-far", "fedamp_jax/data/importers.py", "rows >= len(first.y)", "rows > len(first.y)", "tests/data/test_importers.py -k flbench_sample"),
+    Mutation("flbench-labels-unchecked", "fedamp_jax/data/importers.py", "if found != wanted:", "if False:", "tests/data/test_importers.py -k another"),
+    Mutation("flbench-iid-compared", "fedamp_jax/data/importers.py", ' or _read_json(args).get("IID_ratio")', "", "tests/data/test_importers.py -k another"),
+    Mutation("flbench-pool-copied", "fedamp_jax/data/importers.py", "    first, second = halves\n", "    first, second = halves\n    np.concatenate([first.x[0], second.x[0]])\n", "tests/data/test_importers.py -k copied"),
+    Mutation("leaf-of-one-file", "fedamp_jax/data/importers.py", '.glob("*.json"))', '.glob("*.json"))[-1:]', "tests/data/test_importers.py -k leaf"),
+    Mutation("leaf-in-order-of-files", "fedamp_jax/data/importers.py", 'sorted(users["train"] | users["test"])', 'list(users["train"] | users["test"])', "tests/data/test_importers.py -k leaf"),
+    Mutation("leaf-double", "fedamp_jax/data/importers.py", "if x.dtype == np.float64:", "if False:", "tests/data/test_importers.py -k leaf"),
+    Mutation("classes-of-training-data", "fedamp_jax/data/importers.py", "jnp.maximum(train.classes, test.classes)", "train.classes", "tests/data/test_importers.py -k leaf"),
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ There are three steps, and each can be replaced by your own code:
 from fedamp_jax.data import partition
 from fedamp_jax.data.checks import check_pair
 from fedamp_jax.data.federations import SETTINGS, Federation, balanced, federation, small
+from fedamp_jax.data.importers import from_flbench, from_leaf, from_pfllib
 from fedamp_jax.data.select import concatenate, hold_out
 from fedamp_jax.data.shifts import SHIFTS, shifted
 from fedamp_jax.data.sources import NAMES, Omniglot, Source, load
@@ -31,8 +32,11 @@ __all__ = [
     "check_pair",
     "concatenate",
     "federation",
+    "from_flbench",
     "from_indices",
+    "from_leaf",
     "from_lists",
+    "from_pfllib",
     "from_table",
     "hold_out",
     "load",

@@ -151,23 +151,21 @@ def is_empty(x: Any, y: Any) -> bool:
     return all(map(tables.is_empty, (y, *leaves)))
 
 
-def check_alike(client: Examples, first: Examples, i: int, j: int) -> None:
-    """Checks client i's examples against those of client j, the first one that has any."""
+def check_alike(client: Examples, first: Examples, i: str, j: str) -> None:
+    """Checks examples against those of the first client that has any; `i`, `j`: whose they are, for messages."""
     if client.tree != first.tree:
-        raise ValueError(
-            f"x of client {i} is {client.tree}, but x of client {j} is {first.tree}: give all the same inputs"
-        )
+        raise ValueError(f"x of {i} is {client.tree}, but x of {j} is {first.tree}: give all the same inputs")
     for a, b, name in zip((*client.x, client.y), (*first.x, first.y), (*client.names, "y"), strict=True):
         inside = "" if name == "x" else f" in {name}"
         if a.shape[1:] != b.shape[1:]:
             raise ValueError(
-                f"an example of client {i} has shape {list(a.shape[1:])}{inside}, but one of client {j} has "
-                f"{list(b.shape[1:])}: give all clients the same shape"
+                f"an example of {i} has shape {list(a.shape[1:])}{inside}, but one of {j} has {list(b.shape[1:])}: "
+                "give all clients the same shape"
             )
         if a.dtype != b.dtype and name != "y":
             raise TypeError(
-                f"{name} of client {i} is {a.dtype}, but {name} of client {j} is {b.dtype}: models scale uint8 to 0..1 "
-                "and leave floats unchanged, so convert all clients to the same dtype"
+                f"{name} of {i} is {a.dtype}, but {name} of {j} is {b.dtype}: models scale uint8 to 0..1 and leave "
+                "floats unchanged, so convert all clients to the same dtype"
             )
 
 

@@ -52,7 +52,7 @@ def _check_range(ys: Sequence[np.ndarray], classes: Any, name: Name) -> np.ndarr
     return classes
 
 
-def _pack(
+def pack(
     clients: Iterable[Examples],
     ys: Sequence[np.ndarray],
     like: Examples,
@@ -161,28 +161,43 @@ def from_lists(
         raise ValueError(f"xs and ys must have one entry per client, got {len(xs)} and {len(ys)}")
     if len(xs) == 0:
         raise ValueError("xs is empty: at least one client is needed")
+    options = (classes, ids, class_names, keep_integers, allow_empty)
+    return pack_lists(xs, ys, *options, lambda i: f"client {i}")
+
+
+def pack_lists(
+    xs: Sequence[Any],
+    ys: Sequence[Any],
+    classes: Any,
+    ids: Any,
+    class_names: Any,
+    integers: bool,
+    empty: bool,
+    of: Name,
+) -> Data:
+    """`from_lists`, with `of(i)` for client i in messages."""
     classes = _classes(classes, class_names)
     checked: dict[int, Examples] = {}
     for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
         if is_empty(x, y):
-            if allow_empty:
+            if empty:
                 continue
-            raise ValueError(f"client {i} (of {len(xs)}) has no examples: remove it, or give it at least one")
-        client = check_examples(x, y, f" of client {i}", classes, class_names, keep_integers)
+            raise ValueError(f"{of(i)} (of {len(xs)}) has no examples: remove it, or give it at least one")
+        client = check_examples(x, y, f" of {of(i)}", classes, class_names, integers)
         for a, name in zip(client.x, client.names):
             if len(a) != len(client.y):
-                raise ValueError(f"{name} of client {i} has {len(a)} examples, but its y has {len(client.y)} labels")
+                raise ValueError(f"{name} of {of(i)} has {len(a)} examples, but its y has {len(client.y)} labels")
         j = min(checked, default=i)
-        check_alike(client, checked.get(j, client), i, j)
+        check_alike(client, checked.get(j, client), of(i), of(j))
         checked[i] = client
     if not checked:
         raise ValueError("no client has any examples: at least one must have some")
     like = next(iter(checked.values()))
     clients = [checked.get(i, like.rows(slice(0, 0))) for i in range(len(xs))]
-    return _pack(clients, [c.y for c in clients], like, classes, ids, lambda i: f"client {i}", allow_empty)
+    return pack(clients, [c.y for c in clients], like, classes, ids, of, empty)
 
 
-def _rows(indices: Any, n: int, what: str) -> np.ndarray:
+def check_rows(indices: Any, n: int, what: str) -> np.ndarray:
     """Returns `indices` as integers in 0..n-1; masks and negative indices, which NumPy would accept, are refused."""
     rows = tables.to_array(indices, what)
     if rows.size == 0:
@@ -210,8 +225,8 @@ def _from_pool(
     )
     if len(indices) == 0:
         raise ValueError("indices is empty: at least one client is needed")
-    rows = [_rows(r, len(pool.y), f"indices of {name(i)}") for i, r in enumerate(indices)]
-    return _pack((pool.rows(r) for r in rows), [pool.y[r] for r in rows], pool, classes, None, name, empty)
+    rows = [check_rows(r, len(pool.y), f"indices of {name(i)}") for i, r in enumerate(indices)]
+    return pack((pool.rows(r) for r in rows), [pool.y[r] for r in rows], pool, classes, None, name, empty)
 
 
 def from_indices(
