@@ -5,6 +5,7 @@ Nothing of these libraries is needed, nothing that their files hold is executed,
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,8 @@ def from_pfllib(
     """
     folder = local_path(folder, "folder")
     numbers = [
-        {int(path.stem) for path in folder.glob(f"{part}/*.npz") if path.stem.isdecimal()} for part in ("train", "test")
+        {int(path.stem) for path in folder.glob(f"{part}/*.npz") if re.fullmatch("0|[1-9][0-9]*", path.stem)}
+        for part in ("train", "test")
     ]
     if not any(numbers):
         raise _not_found(folder, "PFLlib's files train/0.npz, train/1.npz, ... and test/0.npz, test/1.npz, ...")
@@ -88,8 +90,8 @@ def from_pfllib(
 
     def part(name: str) -> Data:
         clients = [_pfllib_client(folder / name / f"{i}.npz", channels_first) for i in ids]
-        options = (classes, ids, None, keep_integers, False)
-        return pack_lists(*zip(*clients, strict=True), *options, lambda i: f"client {ids[i]} of {name}")
+        xs, ys = zip(*clients, strict=True)
+        return pack_lists(xs, ys, classes, ids, None, keep_integers, False, lambda i: f"client {ids[i]} of {name}")
 
     return _pair(part("train"), part("test"))
 
@@ -271,9 +273,9 @@ def from_leaf(
     names = sorted(users["train"] | users["test"])
 
     def part(name: str) -> Data:
-        clients = [users[name].get(user, ((), ())) for user in names]
+        xs, ys = zip(*(users[name].get(user, ((), ())) for user in names), strict=True)
         options = (classes, None, class_names, keep_integers, True)
-        return pack_lists(*zip(*clients, strict=True), *options, lambda i: f"client {names[i]!r} of {name}")
+        return pack_lists(xs, ys, *options, lambda i: f"client {names[i]!r} of {name}")
 
     return _pair(part("train"), part("test")), names
 

@@ -95,7 +95,7 @@ def as_given(wanted, x):
 
 @pytest.mark.parametrize("config", [True, False], ids=["config", "no config"])
 def test_pfllib_sample_for_sample(config, tmp_path):
-    """Failed in the order of the files' names, and as [n, 8, 1, 8]-images with the wrong axis moved."""
+    """Failed in the order of the files' names, and with the channels where they were."""
     folder = write_pfllib(tmp_path)
     if not config:
         (folder / "config.json").unlink()
@@ -144,7 +144,7 @@ def test_pfllib_texts(tmp_path):
 
 @pytest.mark.parametrize("held_out", ["test", "val"])
 def test_flbench_sample_for_sample(held_out, tmp_path):
-    """Failed with test examples before training examples, with `val` in train, and with `test` for both."""
+    """Failed with the first test example taken from the training set, and with `test` as `val`."""
     pool = np.concatenate([DIGITS.x_train, DIGITS.x_test]), np.concatenate([DIGITS.y_train, DIGITS.y_test])
     train, test, groups = data.from_flbench(write_flbench(tmp_path), DIGITS, held_out=held_out)
     for found, part in ((train, "train"), (test, held_out)):
@@ -181,7 +181,7 @@ def test_flbench_of_another_data_set(tmp_path):
 
 
 def test_flbench_pool_is_not_copied(tmp_path):
-    """A few of many examples take the memory of these. Failed at 102 MB with both sets in one array."""
+    """A few of many examples take the memory of these. Failed at 80 MB in place of 10 with both sets in one array."""
     x = np.broadcast_to(np.zeros((1000, 10), np.float32), (10_000, 1000, 10))[:, :, :1]
     source = data.Source("mine", x, np.zeros(10_000, int), x, np.zeros(10_000, int), 2)
     folder = write_flbench(tmp_path, [{"train": [1, 10_001], "val": [], "test": [19_999]}] * 2, stats={})
@@ -207,7 +207,7 @@ def test_leaf_sample_for_sample(tmp_path):
 
 
 def test_leaf_users_of_one_part(tmp_path):
-    """Their metrics are NaN, or they are offline; classes are of both. Failed as a user who is in no dictionary."""
+    """Their metrics are NaN, or they are offline; classes are of both. Failed with the classes of the training data."""
     users = {"train": [(0, "b", [[1, 2]], [0]), (1, "a", [[3, 4]], [1])], "test": [(1, "c", [[5, 6]], [4])]}
     (train, test, _), names = data.from_leaf(write_leaf(tmp_path, users))
     assert names == ["a", "b", "c"] and train.x.tolist() == [[3, 4], [1, 2]] and train.x.dtype == np.float32
@@ -387,7 +387,7 @@ def test_damaged_federations_are_refused(name, spoil, message, tmp_path):
 
 
 def test_arguments_that_are_refused(tmp_path):
-    """With what to give. Failed as an attribute that a name does not have."""
+    """With what to give. Failed for a source by name as an attribute that text does not have."""
     flbench, leaf = write_flbench(tmp_path / "a"), write_leaf(tmp_path / "b")
     with pytest.raises(TypeError, match=r"source must be a Source, such as .*load\('mnist'\), got a str"):
         data.from_flbench(flbench, "digits")

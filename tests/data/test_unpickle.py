@@ -113,7 +113,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
 def test_anything_else_is_refused_and_not_run(make, message, tmp_path):
-    """Failed as touched with `pickle.Unpickler` itself, and as a crash with NumPy's own dtype in the table."""
+    """Failed as touched where names are imported, and as an array with fields with NumPy's own dtype."""
     touched = tmp_path / "touched"
     content = make(touched)
     (tmp_path / "value.pkl").write_bytes(content)
@@ -132,7 +132,7 @@ def test_anything_else_is_refused_and_not_run(make, message, tmp_path):
 
 
 def test_npz_files_that_are_none(tmp_path):
-    """By name, with what they have. Failed as a KeyError of the zip file, and a damaged one as a shorter array."""
+    """By name, with what they have. Failed as a KeyError of the zip file."""
     path = tmp_path / "0.npz"
     np.savez(path, x=np.eye(2), y=np.array([None]))
     with pytest.raises(ValueError, match=r"has no 'data', but x\.npy, y\.npy"):
