@@ -318,6 +318,8 @@ TRAFFIC = {
     "pfedme": {"all-reduce": 1},
     "ifca": {"all-reduce": 3},  # its three models
     "cfl": {"all-to-all": 1, "all-reduce": 3},  # updates, and as many models
+    "lg_fedavg": {"all-reduce": 0.25},  # the head
+    "fedbn": {"all-reduce": 1},
 }
 
 
