@@ -28,6 +28,7 @@ from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
+from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
@@ -108,6 +109,7 @@ __all__ = [
     "fedprox",
     "fedrecon",
     "fedrep",
+    "fedrod",
     "fine_tuned",
     "heurfedamp",
     "ifca",

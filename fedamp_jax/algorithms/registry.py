@@ -19,6 +19,7 @@ from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
+from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
@@ -132,6 +133,7 @@ METHODS: dict[str, Method] = {
         Method("CFL", cfl, "Sattler et al. 2021"),
         Method("LG-FedAvg", lg_fedavg, "Liang et al. 2020"),
         Method("FedBN", fedbn, "Li, Jiang et al. 2021", any_model=False),
+        Method("FedRoD", fedrod, "Chen and Chao 2022"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

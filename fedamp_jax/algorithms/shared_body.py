@@ -108,6 +108,7 @@ def shared_body(
     stats: str = "local",
     own: Callable[[PyTree], PyTree] | None = None,
     own_stats: bool = False,
+    of_client: Callable[[Data], Task] | None = None,
     common_init: bool = True,
     edit: Callable[[PyTree], PyTree] | None = None,
     keep_own: bool = True,
@@ -124,6 +125,7 @@ def shared_body(
             like them. None for those of `task.head`.
         own_stats: running statistics are each client's own whatever `stats` is, as they belong to parameters that are:
             clients that have not trained have initial ones.
+        of_client: what ONE client trains, a task with the parameters of `task` and a loss of its own; None for `task`.
         common_init: the clients' own parameters start the same, or as one model each.
         edit: changes the initial parameters.
         keep_own: what is the client's own persists; otherwise every round starts from its initial values.
@@ -141,13 +143,14 @@ def shared_body(
 
         def local(key, client, epochs, mine):
             result, loss = mine, jnp.zeros(())
+            theirs = of_client(client) if of_client else task
             for number, phase in enumerate(phases):
                 key_phase = jax.random.fold_in(key, number) if len(phases) > 1 else key
                 last = number == len(phases) - 1  # the only phase whose optimizer may be kept
                 how = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
                 passes = epochs if phase.solver is None else resample_epochs(how, epochs, key_phase)
                 result, loss = solve(
-                    task, how, phase.data(key, client) if phase.data else client, result.variables, key_phase,
+                    theirs, how, phase.data(key, client) if phase.data else client, result.variables, key_phase,
                     epochs=passes, k=state.round, trainable=mask_of(phase.part, mask), optimizer_state=mine.optimizer,
                 )  # fmt: skip
             return result, loss

@@ -26,6 +26,7 @@ from tests.oracles import fedavg as o_fedavg
 from tests.oracles import fedbn as o_fedbn
 from tests.oracles import fedfomo as o_fedfomo
 from tests.oracles import fedrecon as o_fedrecon
+from tests.oracles import fedrod as o_fedrod
 from tests.oracles import fine_tuned as o_fine_tuned
 from tests.oracles import heurfedamp as o_heurfedamp
 from tests.oracles import ifca as o_ifca
@@ -541,6 +542,24 @@ def test_fedbn(layers):
         ours = personal(algorithm, state, w.data)
         same(ours.params, expected["models"])
     same(ours.stats, w.statistics("own", w.steps))
+
+
+@pytest.mark.parametrize(("stats", "optimizer", "oracle"), [("local", ADAM, O_ADAM), ("mix", SGD, O_SGD)])
+def test_fedrod(stats, optimizer, oracle):
+    """Failed with the counts of a minibatch, with absent classes in the balanced softmax, with the personal loss's
+    gradient through the body or the generic head, and with the balanced softmax for the personal head.
+    """
+    w = world((7, 2, 10), (3, 3, 2))
+    assert {len(set(client["y"].tolist())) < client["classes"] for client in w.clients} == {True, False}
+    algorithm = fedamp_jax.fedrod(TASK, solver(optimizer=optimizer), stats=stats)
+    state, _ = play(algorithm, w)
+    expected = {"model": start()[0], "own": [zeros(start()[0]["head"])] * 3}
+    for k in range(ROUNDS):
+        expected = w.round(o_fedrod.round, expected, k, optimizer=oracle)
+    same_one(state.shared["model"], expected["model"])
+    ours = personal(algorithm, state, w.data)
+    same(ours.params, o_fedrod.personalize(expected))
+    same(ours.stats, w.statistics(stats, w.steps))
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])

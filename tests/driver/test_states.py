@@ -99,6 +99,8 @@ def _by_rule(factory, task, algorithm, joined, before, everybody):
             heads = jax.tree.map(lambda *a: jnp.stack(a), *own)
         elif factory == "lg_fedavg":
             heads = jax.tree.map(lambda a: a[None], initial.params["body"])
+        elif factory == "fedrod":  # so that they have the generic model
+            heads = jax.tree.map(lambda a: jnp.zeros_like(a)[None], initial.params["head"])
         elif factory == "fedbn":
             heads = initial.params["body"]["bias"][None]
         pairs = zip(part(model.own), jax.tree.leaves(heads), strict=True)
