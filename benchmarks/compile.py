@@ -25,7 +25,7 @@ from typing import Any
 import bench
 import tyro
 
-from fedamp_jax.algorithms.registry import METHODS
+from fedamp_jax.algorithms.registry import BY_NAME, METHODS
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "practical.py"
 
@@ -34,7 +34,7 @@ EXPERIMENT = Path(__file__).parents[1] / "experiments" / "practical.py"
 class Command(bench.Common):
     """What to measure."""
 
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = tuple(name for name in METHODS if name not in BY_NAME)
     """Names as in the tables."""
     dataset: str = "digits"
     model: str = "auto"

@@ -25,11 +25,14 @@ from fedamp_jax.algorithms.corrupted import corrupted
 from fedamp_jax.algorithms.ditto import ditto
 from fedamp_jax.algorithms.fedamp import attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
+from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
+from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
+from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
@@ -100,14 +103,17 @@ __all__ = [
     "fedamp",
     "fedavg",
     "fedbabu",
+    "fedbn",
     "fedfomo",
     "fedper",
     "fedprox",
     "fedrecon",
     "fedrep",
+    "fedrod",
     "fine_tuned",
     "heurfedamp",
     "ifca",
+    "lg_fedavg",
     "pfedgraph",
     "pfedme",
     "pflego",

@@ -3,6 +3,7 @@
 A stacked tree holds one model per client: every leaf is `[M, ...]`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -84,18 +85,39 @@ def head_mask(task: Task, params: PyTree) -> PyTree:
     Raises:
         ValueError: if `task.head` selects no parameter, or all of them.
     """
-
-    def in_head(path: tuple, _: Any) -> bool:
-        name = path_name(path)
-        return any(name == prefix or name.startswith(prefix + "/") for prefix in task.head)
-
-    mask = jax.tree_util.tree_map_with_path(in_head, params)
+    mask = prefix_mask(task.head, params)
     if len(set(jax.tree.leaves(mask))) != 2:
-        names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         raise ValueError(
-            f"head={task.head} must select some and not all of the parameters; there are: {', '.join(names)}"
+            f"head={task.head} must select some and not all of the parameters; there are: "
+            f"{', '.join(path_names(params))}"
         )
     return mask
+
+
+def prefix_mask(prefixes: Sequence[str], params: PyTree) -> PyTree:
+    """A tree of Python bools like the parameters, True where a leaf's path begins with one of the prefixes.
+
+    Names are compared as a whole.
+
+    >>> prefix_mask(("head",), {"body": 1.0, "head": {"bias": 2.0}, "header": 3.0})
+    {'body': False, 'head': {'bias': True}, 'header': False}
+    """
+
+    def chosen(path: tuple, _: Any) -> bool:
+        name = path_name(path)
+        return any(name == prefix or name.startswith(prefix + "/") for prefix in prefixes)
+
+    return jax.tree_util.tree_map_with_path(chosen, params)
+
+
+def inverse(mask: PyTree) -> PyTree:
+    """A tree of Python bools, each the opposite."""
+    return jax.tree.map(lambda chosen: not chosen, mask)
+
+
+def path_names(tree: PyTree) -> list[str]:
+    """The paths of all leaves, such as `body/kernel`, in the order of the leaves."""
+    return [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def path_name(path: tuple) -> str:

@@ -187,6 +187,7 @@ VARIANTS: dict[str, list[Entry]] = {
         _entry(fedamp_jax.cfl, eps1=2.0, eps2=0.5, k_max=3),
         _entry(fedamp_jax.cfl, "cfl, norms", eps1=0.5, eps2=0.1, k_max=2, relative=False),
     ],
+    "FedBN": [_entry(fedamp_jax.fedbn, layers=("body/bias",))],  # as if it were a layer's
     # With the default pull Adam's steps are larger than the way to the minimum.
     "pFedMe": [_entry(fedamp_jax.pfedme, lam=1.0, eta=0.5)],
     "PFLEGO": [

@@ -28,7 +28,7 @@ OTHERS = np.arange(M) != BAD
 entry = registry.one_after_the_other(registry.ENTRIES)
 
 SHARED = {
-    **dict.fromkeys(("fedavg", "fedprox", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon"), ".stats"),
+    **dict.fromkeys(("fedavg", "fedprox", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon", "fedrod"), ".stats"),
     "scaffold": ".clients.stats",
     "ditto": ".shared.stats",
     "pflego": ".model.stats",
@@ -318,6 +318,9 @@ TRAFFIC = {
     "pfedme": {"all-reduce": 1},
     "ifca": {"all-reduce": 3},  # its three models
     "cfl": {"all-to-all": 1, "all-reduce": 3},  # updates, and as many models
+    "lg_fedavg": {"all-reduce": 0.25},  # the head
+    "fedbn": {"all-reduce": 1},
+    "fedrod": {"all-reduce": 1},
 }
 
 

@@ -28,7 +28,7 @@ from result_types import KINDS, ConvergenceResults, FaultyResults, is_convergenc
 from rows import in_tables, rows, slim
 
 from fedamp_jax import analysis
-from fedamp_jax.algorithms.registry import METHODS, PAPER_METHODS
+from fedamp_jax.algorithms.registry import BY_NAME, METHODS, PAPER_METHODS
 from fedamp_jax.data.federations import clients_of
 from fedamp_jax.experiments import paper_values
 from fedamp_jax.experiments.concept import Concept
@@ -40,6 +40,7 @@ from fedamp_jax.report.sweeps import sweeps
 from fedamp_jax.runner import command_line, messages
 
 _ADDED = (
+    ("LG-FedAvg", "FedRoD"),
     ("IFCA", "CFL"),
     ("pFedMe", "FedFomo", "pFedGraph"),
 )  # methods that older files do not have, the last added first
@@ -220,7 +221,7 @@ def whole_command(content: Results) -> str:
     held = () if is_convergence(content) else tuple(methods_in(content))
     pflego = {"degrees": paper_values.PFLEGO_METHODS, "omniglot": paper_values.OMNIGLOT_METHODS}
     every = {**pflego, "ablation": tuple(ablation.VARIANTS), "leads": leads.METHODS}.get(
-        content["experiment"], tuple(METHODS)
+        content["experiment"], tuple(name for name in METHODS if name not in BY_NAME)
     )
     # A file may be older than the methods that were added since.
     ages = itertools.accumulate(_ADDED, lambda methods, added: methods - set(added), initial=set(every))

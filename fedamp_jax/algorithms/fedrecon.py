@@ -52,7 +52,7 @@ def fedrecon(
         Phase("head", head_solver, lambda key, client: split_client(client, support, key)[1]),
         Phase("body", None, lambda key, client: split_client(client, support, key)[0]),
     ]
-    base = shared_body(task, solver, phases, stats=stats, keep_heads=False, server_step=server_step)
+    base = shared_body(task, solver, phases, stats=stats, keep_own=False, server_step=server_step)
 
     def personalize(key, state, data):
         models = base.personalize(key, state, data)

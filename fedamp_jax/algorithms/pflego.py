@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedamp_jax.algorithms.shared_body import BodyState, assemble, init_body
+from fedamp_jax.algorithms.shared_body import PartlySharedState, assemble, init_body
 from fedamp_jax.checks import check_number
 from fedamp_jax.engine import (
     Solver,
@@ -30,7 +30,7 @@ from fedamp_jax.types import Algorithm, Array, Batch, Data, PyTree, Task, Variab
 class PFLEGOState(NamedTuple):
     """Attributes: model: body, heads and statistics. server: the server optimizer's state."""
 
-    model: BodyState
+    model: PartlySharedState
     server: PyTree
 
     @property
@@ -146,7 +146,7 @@ def pflego(
 
     def init(key, data):
         model = init_body(task, own_solver, data, key, common=common_init, part="body")
-        return PFLEGOState(model, server_at(model.round).init(model.body))
+        return PFLEGOState(model, server_at(model.round).init(model.shared))
 
     def round(key, state, data):
         model, k = state.model, state.model.round
@@ -172,11 +172,11 @@ def pflego(
         heads = jax.tree.map(lambda w, g: w - expand_dims_like(rate, g) * g, heads, g_head)  # Eq. 3
         total = jax.tree.map(lambda a: boost * jnp.einsum("i,i...->...", share, a, precision="highest"), g)
         with jax.numpy_dtype_promotion("standard"):
-            updates, new_server = server_at(k).update(total, state.server, model.body)
-        body = optax.apply_updates(model.body, updates)  # Eq. 4
-        body, new_server = where(jnp.any(here), (body, new_server), (model.body, state.server))
+            updates, new_server = server_at(k).update(total, state.server, model.shared)
+        body = optax.apply_updates(model.shared, updates)  # Eq. 4
+        body, new_server = where(jnp.any(here), (body, new_server), (model.shared, state.server))
         running, trained = new_stats(server.sample_weights(data, info), after.stats, model.stats, model.trained)
-        return PFLEGOState(BodyState(body, heads, running, trained, (), k + 1), new_server), info
+        return PFLEGOState(PartlySharedState(body, heads, running, trained, (), k + 1), new_server), info
 
     def personalize(key, state, data):
         return assemble(state.model, data)

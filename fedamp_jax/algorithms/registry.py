@@ -16,11 +16,14 @@ from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.ditto import ditto
 from fedamp_jax.algorithms.fedamp import Shared, attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
+from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
 from fedamp_jax.algorithms.fedrecon import fedrecon
+from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
+from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
@@ -74,6 +77,7 @@ class Method(NamedTuple):
         arguments: the hyper-parameters that an experiment gives it; a `"solver"` among them replaces the setup's.
         of_paper: whether the FedAMP paper's tables have it.
         base: the name of the method that it wraps, an earlier one.
+        any_model: whether it trains every classifier of `fedamp_jax.models`; otherwise it has to be asked for by name.
     """
 
     name: str
@@ -82,6 +86,7 @@ class Method(NamedTuple):
     arguments: Callable[[Setup], dict[str, Any]] = lambda setup: {}
     of_paper: bool = False
     base: str | None = None
+    any_model: bool = True
 
 
 def _attentive(setup: Setup, sigma: float | Auto) -> dict[str, Any]:
@@ -126,12 +131,18 @@ METHODS: dict[str, Method] = {
         Method("pFedGraph", pfedgraph, "Ye et al. 2023"),
         Method("IFCA", ifca, "Ghosh et al. 2020"),
         Method("CFL", cfl, "Sattler et al. 2021"),
+        Method("LG-FedAvg", lg_fedavg, "Liang et al. 2020"),
+        Method("FedBN", fedbn, "Li, Jiang et al. 2021", any_model=False),
+        Method("FedRoD", fedrod, "Chen and Chao 2022"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""
 
 PAPER_METHODS = tuple(name for name, method in METHODS.items() if method.of_paper)
 """The methods of the FedAMP paper's tables, in their order."""
+
+BY_NAME = tuple(name for name, method in METHODS.items() if not method.any_model)
+"""The methods that `--methods all` leaves out."""
 
 
 def make(names: Iterable[str], setup: Setup, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Methods:

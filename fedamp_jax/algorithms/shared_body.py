@@ -1,6 +1,7 @@
 """A shared body under personal heads: FedPer, FedRep and FedBABU, and what all methods of that kind share.
 
-They differ in what a client trains, in which order (`Phase`), and in what becomes of the heads.
+They differ in which parameters stay with the client, the head or others (`shared_body`'s `own`), in what a client
+trains, in which order (`Phase`), and in what becomes of its own part.
 """
 
 import dataclasses
@@ -24,24 +25,24 @@ from fedamp_jax.engine import (
     server,
     solve,
 )
-from fedamp_jax.trees import broadcast, broadcast_like, combine, head_mask, partition
+from fedamp_jax.trees import broadcast, broadcast_like, combine, head_mask, inverse, partition
 from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
-class BodyState(NamedTuple):
-    """A global body under every client's own head.
+class PartlySharedState(NamedTuple):
+    """Global parameters, such as a body, beside every client's own, such as a head.
 
     Attributes:
-        body: the global parameters; None where a leaf belongs to the head.
-        heads: leaves `[M, ...]`; None where a leaf belongs to the body.
+        shared: the global parameters; None where a leaf is each client's own.
+        own: the others, leaves `[M, ...]`; None where a leaf is shared.
         stats: running statistics `[M, ...]`.
         trained: `[M]` bool, who has trained; see `engine.server.statistics_policy`.
         optimizer: the clients' optimizer states of the last phase `[M, ...]` if the solver keeps them, else `()`.
         round: `[]` int32.
     """
 
-    body: PyTree
-    heads: PyTree
+    shared: PyTree
+    own: PyTree
     stats: PyTree
     trained: Array
     optimizer: PyTree
@@ -64,12 +65,12 @@ class Phase(NamedTuple):
 
 def mask_of(part: str, head: PyTree) -> PyTree | None:
     """What a phase trains, as a tree of bools, from the head's mask."""
-    return {"all": None, "head": head, "body": jax.tree.map(lambda h: not h, head)}[part]
+    return {"all": None, "head": head, "body": inverse(head)}[part]
 
 
-def assemble(state: BodyState, data: Data) -> Variables:
-    """The global body under each client's head, `Variables [M, ...]`."""
-    return Variables(combine(state.heads, broadcast(state.body, len(data.size))), state.stats)
+def assemble(state: PartlySharedState, data: Data) -> Variables:
+    """The global parameters beside each client's own, `Variables [M, ...]`."""
+    return Variables(combine(state.own, broadcast(state.shared, len(data.size))), state.stats)
 
 
 def init_body(
@@ -80,20 +81,23 @@ def init_body(
     *,
     common: bool,
     part: str,
+    own: Callable[[PyTree], PyTree] | None = None,
     edit: Callable[[PyTree], PyTree] | None = None,
-) -> BodyState:
-    """The state before the first round: one body; one head for all (`common`) or one each; `edit` changes the model."""
+) -> PartlySharedState:
+    """The state before the first round: what clients have of their own starts the same (`common`) or as one each.
+
+    `own` and `edit` as in `shared_body`; `part` as in `Phase`.
+    """
     start = init_model(task, key)
-    m, head = len(data.size), head_mask(task, start.params)
+    m, mine = len(data.size), own(start.params) if own else head_mask(task, start.params)
     params = broadcast(edit(start.params) if edit else start.params, m)
     if not common:
-        own = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)).params)(data.id)
-        params = jax.tree.map(lambda h, a, b: a if h else b, head, own, params)
-    heads, bodies = partition(params, head)
-    optimizer = init_optimizer(solver, data, params, mask_of(part, head))
-    body = jax.tree.map(lambda a: a[0], bodies)
-    nobody = jnp.zeros((m,), bool)
-    return BodyState(body, heads, broadcast(start.stats, m), nobody, optimizer, jnp.zeros((), jnp.int32))
+        each = jax.vmap(lambda i: task.init(jax.random.fold_in(key, i)).params)(data.id)
+        params = jax.tree.map(lambda of_client, a, b: a if of_client else b, mine, each, params)
+    kept, sent = partition(params, mine)
+    optimizer = init_optimizer(solver, data, params, mask_of(part, mine))
+    shared, stats = jax.tree.map(lambda a: a[0], sent), broadcast(start.stats, m)
+    return PartlySharedState(shared, kept, stats, jnp.zeros((m,), bool), optimizer, jnp.zeros((), jnp.int32))
 
 
 def shared_body(
@@ -101,66 +105,79 @@ def shared_body(
     solver: Solver,
     phases: Sequence[Phase],
     *,
-    stats: str,
+    stats: str = "local",
+    own: Callable[[PyTree], PyTree] | None = None,
+    own_stats: bool = False,
+    of_client: Callable[[Data], Task] | None = None,
     common_init: bool = True,
     edit: Callable[[PyTree], PyTree] | None = None,
-    keep_heads: bool = True,
+    keep_own: bool = True,
     server_step: Any = 1.0,
 ) -> Algorithm:
-    """The method that trains `phases` on each client from (global body, its head) and averages the bodies.
+    """The method that trains `phases` on each client from (shared parameters, its own) and averages the shared ones.
 
     Args:
         task: the model.
         solver: local training of the last phase, and of others that have no solver of their own.
         phases: in order.
         stats: `"local"` or `"mix"`.
-        common_init: one initial head for all, or one each.
+        own: which parameters stay with the client: from the parameters, or from their shapes, a tree of Python bools
+            like them. None for those of `task.head`.
+        own_stats: running statistics are each client's own whatever `stats` is, as they belong to parameters that are:
+            clients that have not trained have initial ones.
+        of_client: what ONE client trains, a task with the parameters of `task` and a loss of its own; None for `task`.
+        common_init: the clients' own parameters start the same, or as one model each.
         edit: changes the initial parameters.
-        keep_heads: heads persist; otherwise every round starts from the initial ones.
-        server_step: `body += server_step * (mean of the clients' bodies - body)`.
+        keep_own: what is the client's own persists; otherwise every round starts from its initial values.
+        server_step: `shared += server_step * (mean of what the clients sent - shared)`.
     """
     check_parts(task, solver, **{f"{phase.part}_solver": phase.solver for phase in phases})
     new_stats = server.statistics_policy(stats)
 
     def init(key, data):
-        return init_body(task, solver, data, key, common=common_init, part=phases[-1].part, edit=edit)
+        return init_body(task, solver, data, key, common=common_init, part=phases[-1].part, own=own, edit=edit)
 
     def round(key, state, data):
         begin = assemble(state, data)
-        head = head_mask(task, begin.params)
+        mask = own(begin.params) if own else head_mask(task, begin.params)
 
         def local(key, client, epochs, mine):
             result, loss = mine, jnp.zeros(())
+            theirs = of_client(client) if of_client else task
             for number, phase in enumerate(phases):
                 key_phase = jax.random.fold_in(key, number) if len(phases) > 1 else key
                 last = number == len(phases) - 1  # the only phase whose optimizer may be kept
-                own = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
-                passes = epochs if phase.solver is None else resample_epochs(own, epochs, key_phase)
+                how = dataclasses.replace(phase.solver or solver, keep_optimizer=solver.keep_optimizer and last)
+                passes = epochs if phase.solver is None else resample_epochs(how, epochs, key_phase)
                 result, loss = solve(
-                    task, own, phase.data(key, client) if phase.data else client, result.variables, key_phase,
-                    epochs=passes, k=state.round, trainable=mask_of(phase.part, head), optimizer_state=mine.optimizer,
+                    theirs, how, phase.data(key, client) if phase.data else client, result.variables, key_phase,
+                    epochs=passes, k=state.round, trainable=mask_of(phase.part, mask), optimizer_state=mine.optimizer,
                 )  # fmt: skip
             return result, loss
 
         sent, info = for_each_client(solver, data, local, Local(begin, state.optimizer), key=key)
-        heads, bodies = partition(sent.variables.params, head)
+        kept, moved = partition(sent.variables.params, mask)
         weights = server.sample_weights(data, info)
-        mean = server.weighted_mean(weights, bodies, state.body)
+        mean = server.weighted_mean(weights, moved, state.shared)
         step = at_round(server_step, state.round)
-        body = jax.tree.map(lambda old, new: old + step * (new - old), state.body, mean)
-        running, trained = new_stats(weights, sent.variables.stats, state.stats, state.trained)
-        heads = heads if keep_heads else state.heads
-        return BodyState(body, heads, running, trained, sent.optimizer, state.round + 1), info
+        shared = jax.tree.map(lambda old, new: old + step * (new - old), state.shared, mean)
+        kept = kept if keep_own else state.own
+        new, old = (() if own_stats else tree for tree in (sent.variables.stats, state.stats))
+        running, trained = new_stats(weights, new, old, state.trained)
+        running = sent.variables.stats if own_stats else running
+        return PartlySharedState(shared, kept, running, trained, sent.optimizer, state.round + 1), info
 
     def personalize(key, state, data):
         return assemble(state, data)
 
     def join(state, fresh):
-        heads, never = fresh.heads, all(phase.part == "body" for phase in phases)
-        if never or not keep_heads:  # all clients have the same head
-            heads = broadcast_like(jax.tree.map(lambda a: a[0], state.heads), fresh.heads)
-        running = server.statistics_of_newcomers(state.stats, state.trained, fresh.stats)
-        return fresh._replace(heads=heads, stats=running)
+        never = all(phase.part == "body" for phase in phases)
+        kept, running = fresh.own, fresh.stats
+        if not own_stats:
+            running = server.statistics_of_newcomers(state.stats, state.trained, fresh.stats)
+        if never or not keep_own:  # all clients have the same
+            kept = broadcast_like(jax.tree.map(lambda a: a[0], state.own), fresh.own)
+        return fresh._replace(own=kept, stats=running)
 
     return Algorithm(init, round, personalize, join=join)
 

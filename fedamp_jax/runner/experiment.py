@@ -84,7 +84,7 @@ class Experiment:
         Raises:
             ValueError, TypeError: an option has a value that cannot be run, or a method or hyper-parameter is unknown.
         """
-        chosen(options.schedule.methods, self.names, registry.PAPER_METHODS)
+        self.chosen(options)
         registry.parse(options.schedule.set, self.names)
         if options.data.dataset not in self.datasets:
             text = f"--dataset {options.data.dataset} is not for {self.name}, which takes {', '.join(self.datasets)}"
@@ -96,7 +96,7 @@ class Experiment:
 
     def chosen(self, options: Options) -> list[str]:
         """The methods that the options name."""
-        return chosen(options.schedule.methods, self.names, registry.PAPER_METHODS)
+        return chosen(options.schedule.methods, self.names, registry.PAPER_METHODS, registry.BY_NAME)
 
 
 class Prepared(NamedTuple):

@@ -45,7 +45,8 @@ class Schedule:
     """Methods and rounds."""
 
     methods: tuple[str, ...] = ("all",)
-    """Methods by their names in the tables, all, or paper (those of the FedAMP paper)."""
+    """Methods by their names in the tables, all (but FedBN, for models with normalization), or paper (those of the
+    FedAMP paper)."""
     set: tuple[str, ...] = ()
     """Hyper-parameters: Ditto.lam=0.5 pFedMe.eta=0.01; fedamp list --methods has their names."""
     rounds: int | None = None
@@ -215,13 +216,16 @@ def check(options: Options) -> None:
         raise ValueError(f"--drop-rate must be in [0, 1), got {schedule.drop_rate:g}")
 
 
-def chosen(methods: Iterable[str], available: Iterable[str], paper: Iterable[str] = ()) -> list[str]:
+def chosen(
+    methods: Iterable[str], available: Iterable[str], paper: Iterable[str] = (), by_name_only: Iterable[str] = ()
+) -> list[str]:
     """The methods asked for, in the order of the tables; names in any case.
 
     Args:
         methods: names, `all`, or `paper`.
         available: names in the order of the tables.
         paper: what `paper` stands for, if all of them are available.
+        by_name_only: what `all` leaves out.
 
     Raises:
         ValueError: a name is unknown.
@@ -230,7 +234,8 @@ def chosen(methods: Iterable[str], available: Iterable[str], paper: Iterable[str
     ['FedAvg', 'Ditto']
     """
     available, paper = list(available), list(paper)
-    by_name = {name.lower(): [name] for name in available} | {"all": available}
+    every = [name for name in available if name not in set(by_name_only)]
+    by_name = {name.lower(): [name] for name in available} | {"all": every}
     if paper and set(paper) <= set(available):
         by_name["paper"] = paper
     unknown = [method for method in methods if method.lower() not in by_name]

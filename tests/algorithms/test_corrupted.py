@@ -103,7 +103,7 @@ def test_a_rejected_client_is_offline_to_the_server_of_pflego(server, kind):
     lost = clients._replace(x=jnp.full_like(clients.x, jnp.nan))
     c, (info,) = run_rounds(algorithm, lost, 1, state=jax.tree.map(jnp.copy, b), first=3)
     assert info.rejected.all()
-    chex.assert_trees_all_equal((c.model.body, c.model.heads, c.server), (b.model.body, b.model.heads, b.server))
+    chex.assert_trees_all_equal((c.model.shared, c.model.own, c.server), (b.model.shared, b.model.own, b.server))
 
 
 def test_a_loss_that_explodes_harms_no_other(entry):

@@ -14,11 +14,14 @@ from tests.oracles import (
     ditto,
     fedamp,
     fedavg,
+    fedbn,
     fedfomo,
     fedrecon,
+    fedrod,
     fine_tuned,
     heurfedamp,
     ifca,
+    lg_fedavg,
     pfedgraph,
     pfedme,
     pflego,
@@ -332,6 +335,10 @@ ROUNDS = {
     "fedper": (shared_body.fedper, lambda: one(True), BATCHES, {"optimizer": SGD}, ["heads"]),
     "fedrep": (shared_body.fedrep, lambda: one(True), HALVES, {"optimizer": SGD}, ["heads"]),
     "fedbabu": (shared_body.fedbabu, lambda: model(0), BATCHES, {"optimizer": SGD}, []),
+    "fedrod": (fedrod.round, lambda: {"model": model(0), "own": [model(i)["head"] for i in range(3)]}, BATCHES,
+               {"optimizer": SGD}, ["own"]),
+    "lg_fedavg": (lg_fedavg.round, lambda: {"bodies": [model(i)["body"] for i in range(3)], "head": model(0)["head"]},
+                  BATCHES, {"optimizer": SGD}, ["bodies"]),
     "fedrecon": (fedrecon.round, lambda: model(0), HALVES, {"optimizer": SGD}, []),
     "pflego": (pflego.round, lambda: one(True), None, {"tau": 3, "beta": 0.1, "rho": 0.1}, ["heads"]),
     "scaffold, I": (scaffold.round, variates, BATCHES, {"lr": 0.1, "option": 1}, ["c_i", "models"]),
@@ -359,6 +366,17 @@ EXCHANGE = {"fedamp", "fedamp, stale", "heurfedamp", "pfedgraph", "fedfomo"}
 def play(name, online=(True, True, True), rejected=None, classes=(4, 4, 4)):
     round, state, batches, arguments, _ = ROUNDS[name]
     return round(state(), federation(classes), batches, list(online), 1, **arguments, rejected=rejected)
+
+
+def test_fedbn_keeps_layers():
+    """A rejected client has its own layer and the others' mean of the rest. Failed with everybody in the mean."""
+    state, arguments = several(), {"optimizer": SGD, "layers": [("body", "bias")]}
+    new = fedbn.round(state, federation(), BATCHES, [True] * 3, 1, **arguments, rejected=[False, True, False])
+    sent = [train(state["models"][i], federation()[i], BATCHES[i], SGD) for i in (0, 2)]
+    mean = combine([5 / 9, 4 / 9], sent)
+    for after, own in zip(new["models"], (sent[0], state["models"][1], sent[1])):
+        assert_same(after["head"], mean["head"])
+        assert_same(after["body"], {"kernel": mean["body"]["kernel"], "bias": own["body"]["bias"]})
 
 
 @pytest.mark.parametrize("name", ROUNDS)

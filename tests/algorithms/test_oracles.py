@@ -23,11 +23,14 @@ from tests.oracles import cfl as o_cfl
 from tests.oracles import ditto as o_ditto
 from tests.oracles import fedamp as o_fedamp
 from tests.oracles import fedavg as o_fedavg
+from tests.oracles import fedbn as o_fedbn
 from tests.oracles import fedfomo as o_fedfomo
 from tests.oracles import fedrecon as o_fedrecon
+from tests.oracles import fedrod as o_fedrod
 from tests.oracles import fine_tuned as o_fine_tuned
 from tests.oracles import heurfedamp as o_heurfedamp
 from tests.oracles import ifca as o_ifca
+from tests.oracles import lg_fedavg as o_lg_fedavg
 from tests.oracles import optimizers as o_opt
 from tests.oracles import pfedgraph as o_pfedgraph
 from tests.oracles import pfedme as o_pfedme
@@ -510,6 +513,55 @@ def test_fedper(stats):
     same(ours.stats, w.statistics(stats, w.steps))
 
 
+def test_lg_fedavg():
+    """Failed with the bodies averaged, with a uniform mean of the heads, and with running statistics of the others for
+    the client that had not trained.
+    """
+    w = world()
+    algorithm = fedamp_jax.lg_fedavg(TASK, solver(), common_init=False)
+    state, _ = play(algorithm, w)
+    expected = {"bodies": [params["body"] for params in start(common=False)], "head": start()[0]["head"]}
+    for k in range(ROUNDS):
+        expected = w.round(o_lg_fedavg.round, expected, k, optimizer=O_ADAM)
+    ours = personal(algorithm, state, w.data)
+    same(ours.params, o_lg_fedavg.personalize(expected))
+    same(ours.stats, w.statistics("own", w.steps))
+
+
+@pytest.mark.parametrize("layers", [("body/bias",), ("body/kernel", "head/bias")])
+def test_fedbn(layers):
+    """After every round. Failed with the layers' parameters averaged, with a uniform mean of the others, and with
+    running statistics of the others for the client that had not trained.
+    """
+    w = world()
+    algorithm = fedamp_jax.fedbn(TASK, solver(), layers=layers)
+    state, expected = initial(algorithm, KEY_INIT, w.data), {"models": start()}
+    for k in range(ROUNDS):
+        state, _ = fedamp_jax.round(algorithm, state, w.round_data(k), w.key(k))
+        expected = w.round(o_fedbn.round, expected, k, optimizer=O_ADAM, layers=[tuple(a.split("/")) for a in layers])
+        ours = personal(algorithm, state, w.data)
+        same(ours.params, expected["models"])
+    same(ours.stats, w.statistics("own", w.steps))
+
+
+@pytest.mark.parametrize(("stats", "optimizer", "oracle"), [("local", ADAM, O_ADAM), ("mix", SGD, O_SGD)])
+def test_fedrod(stats, optimizer, oracle):
+    """Failed with the counts of a minibatch, with absent classes in the balanced softmax, with the personal loss's
+    gradient through the body or the generic head, and with the balanced softmax for the personal head.
+    """
+    w = world((7, 2, 10), (3, 3, 2))
+    assert {len(set(client["y"].tolist())) < client["classes"] for client in w.clients} == {True, False}
+    algorithm = fedamp_jax.fedrod(TASK, solver(optimizer=optimizer), stats=stats)
+    state, _ = play(algorithm, w)
+    expected = {"model": start()[0], "own": [zeros(start()[0]["head"])] * 3}
+    for k in range(ROUNDS):
+        expected = w.round(o_fedrod.round, expected, k, optimizer=oracle)
+    same_one(state.shared["model"], expected["model"])
+    ours = personal(algorithm, state, w.data)
+    same(ours.params, o_fedrod.personalize(expected))
+    same(ours.stats, w.statistics(stats, w.steps))
+
+
 @pytest.mark.parametrize("stats", ["local", "mix"])
 def test_fedrep(stats):
     """Failed with the body trained first."""
@@ -531,7 +583,7 @@ def test_fedbabu(part, parts, stats):
     w = world()
     algorithm = fedamp_jax.fedbabu(TASK, solver(), tune_part=part, stats=stats)
     state, _ = play(algorithm, w)
-    head = jax.tree.map(lambda a: np.asarray(a[0], np.float64), state.heads["head"])
+    head = jax.tree.map(lambda a: np.asarray(a[0], np.float64), state.own["head"])
     np.testing.assert_allclose(head["kernel"].T @ head["kernel"], np.eye(3), atol=1e-6)
     expected = {"body": start()[0]["body"], "head": head}
     for k in range(ROUNDS):

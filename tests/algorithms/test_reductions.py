@@ -112,7 +112,7 @@ def test_pflego_with_one_step_is_gradient_descent_on_everything():
     data, rho = federation(), 0.2
     algorithm = fedamp_jax.pflego(TASK, Solver(optax.sgd(1.0), epochs=1, batch_size=4), rho=rho, weigh_heads=True)
     state = initial(algorithm, jax.random.key(1), data)
-    body, heads = state.model.body["body"], state.model.heads["head"]
+    body, heads = state.model.shared["body"], state.model.own["head"]
 
     def objective(body, heads):
         def one(i):
@@ -124,5 +124,5 @@ def test_pflego_with_one_step_is_gradient_descent_on_everything():
 
     expected = jax.tree.map(lambda w, g: w - rho * g, (body, heads), jax.jit(jax.grad(objective, (0, 1)))(body, heads))
     new, _ = jax.jit(algorithm.round)(KEY, state, data)
-    for a, b in zip(jax.tree.leaves((new.model.body["body"], new.model.heads["head"])), jax.tree.leaves(expected)):
+    for a, b in zip(jax.tree.leaves((new.model.shared["body"], new.model.own["head"])), jax.tree.leaves(expected)):
         close(a, b)

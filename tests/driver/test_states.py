@@ -92,12 +92,18 @@ def _by_rule(factory, task, algorithm, joined, before, everybody):
     else:
         model = getattr(joined, "model", joined)
         old = getattr(before, "model", before)
-        alike = {"fedbabu": old.heads, "fedrecon": old.heads}.get(factory)
+        alike = {"fedbabu": old.own, "fedrecon": old.own}.get(factory)
         heads = jax.tree.map(lambda a: a[None], initial.params["head"]) if alike is None else rows(alike, slice(0, 1))
         if factory == "fedper":  # in the registry's entry each has a head of its own
             own = [task.init(jax.random.fold_in(KEY, i)).params["head"] for i in range(OLD, OLD + NEW)]
             heads = jax.tree.map(lambda *a: jnp.stack(a), *own)
-        pairs = zip(part(model.heads), jax.tree.leaves(heads), strict=True)
+        elif factory == "lg_fedavg":
+            heads = jax.tree.map(lambda a: a[None], initial.params["body"])
+        elif factory == "fedrod":  # so that they have the generic model
+            heads = jax.tree.map(lambda a: jnp.zeros_like(a)[None], initial.params["head"])
+        elif factory == "fedbn":
+            heads = initial.params["body"]["bias"][None]
+        pairs = zip(part(model.own), jax.tree.leaves(heads), strict=True)
     for a, b in pairs:
         np.testing.assert_allclose(a, np.broadcast_to(b, a.shape), rtol=1e-6, atol=1e-7)
 
