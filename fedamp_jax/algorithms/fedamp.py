@@ -56,7 +56,7 @@ class Shared(TypedDict, total=False):
 def attentive(
     task: Task,
     solver: Solver,
-    weights: Callable[..., Array],
+    weights: Callable[..., Any],
     *,
     memory: attention.Memory | None = None,
     penalty: Callable[..., Penalty] | None = None,
@@ -227,12 +227,12 @@ def fedamp(
             f"slope must be a function, fedamp_jax.attention.neg_exp, scad, mcp or one of your own, got {slope!r}"
         )
 
-    def of(models, edges, sigma, own, alpha=1.0):
+    def of(models, edges, sigma, own, alpha: Any = 1.0):
         return attention.fedamp_weights(models, edges, sigma=sigma, alpha=alpha, slope=slope, self_weight=own)
 
     if isinstance(sigma, attention.Auto):
-        weights, memory = collaborators.found(task, solver, sigma, of)
-        return attentive(task, solver, weights, memory=memory, **proximal(alpha, lam), **shared)
+        chosen, memory = collaborators.found(task, solver, sigma, of)
+        return attentive(task, solver, chosen, memory=memory, **proximal(alpha, lam), **shared)
 
     def weights(models, edges, k, data):
         own = None if self_weight is None else of_clients("self_weight", self_weight, k, data)

@@ -53,8 +53,8 @@ def heurfedamp(
         return attention.heurfedamp_weights(models, edges, sigma=sigma, self_weight=own)
 
     if isinstance(sigma, attention.Auto):
-        weights, memory = collaborators.found(task, solver, sigma, of)
-        return attentive(task, solver, weights, memory=memory, **proximal(alpha, lam), **shared)
+        chosen, memory = collaborators.found(task, solver, sigma, of)
+        return attentive(task, solver, chosen, memory=memory, **proximal(alpha, lam), **shared)
 
     def weights(models, edges, k, data):
         own = of_clients("self_weight", self_weight, k, data)
