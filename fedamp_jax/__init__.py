@@ -33,6 +33,7 @@ from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
 from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
+from fedamp_jax.algorithms.perfedavg import perfedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
@@ -114,6 +115,7 @@ __all__ = [
     "heurfedamp",
     "ifca",
     "lg_fedavg",
+    "perfedavg",
     "pfedgraph",
     "pfedme",
     "pflego",

@@ -119,7 +119,7 @@ class Entry(NamedTuple):
 
 RECEIVE_FIRST = {"fedamp", "heurfedamp", "pfedgraph", "fedfomo"}
 """Methods whose clients receive the others' last models before they train."""
-OWN_STEPS = {"scaffold", "apfl", "pflego", "pfedme"}
+OWN_STEPS = {"scaffold", "apfl", "pflego", "pfedme", "perfedavg"}
 
 
 def _entry(factory: Callable[..., Algorithm], name: str | None = None, own_steps: bool = False, **hyper) -> Entry:
@@ -188,6 +188,10 @@ VARIANTS: dict[str, list[Entry]] = {
         _entry(fedamp_jax.cfl, "cfl, norms", eps1=0.5, eps2=0.1, k_max=2, relative=False),
     ],
     "FedBN": [_entry(fedamp_jax.fedbn, layers=("body/bias",))],  # as if it were a layer's
+    "Per-FedAvg": [
+        _entry(fedamp_jax.perfedavg, alpha=0.1, beta=0.3),
+        _entry(fedamp_jax.perfedavg, "perfedavg, exact", alpha=0.1, beta=0.3, hessian="exact"),
+    ],
     # With the default pull Adam's steps are larger than the way to the minimum.
     "pFedMe": [_entry(fedamp_jax.pfedme, lam=1.0, eta=0.5)],
     "PFLEGO": [

@@ -28,7 +28,9 @@ OTHERS = np.arange(M) != BAD
 entry = registry.one_after_the_other(registry.ENTRIES)
 
 SHARED = {
-    **dict.fromkeys(("fedavg", "fedprox", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon", "fedrod"), ".stats"),
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "perfedavg", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon", "fedrod"), ".stats"
+    ),
     "scaffold": ".clients.stats",
     "ditto": ".shared.stats",
     "pflego": ".model.stats",
@@ -321,6 +323,7 @@ TRAFFIC = {
     "lg_fedavg": {"all-reduce": 0.25},  # the head
     "fedbn": {"all-reduce": 1},
     "fedrod": {"all-reduce": 1},
+    "perfedavg": {"all-reduce": 1},
 }
 
 

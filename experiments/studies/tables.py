@@ -40,7 +40,7 @@ from fedamp_jax.report.sweeps import sweeps
 from fedamp_jax.runner import command_line, messages
 
 _ADDED = (
-    ("LG-FedAvg", "FedRoD"),
+    ("LG-FedAvg", "FedRoD", "Per-FedAvg"),
     ("IFCA", "CFL"),
     ("pFedMe", "FedFomo", "pFedGraph"),
 )  # methods that older files do not have, the last added first

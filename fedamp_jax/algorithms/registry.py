@@ -24,6 +24,7 @@ from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
 from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
+from fedamp_jax.algorithms.perfedavg import perfedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
@@ -49,7 +50,7 @@ class Setup(NamedTuple):
         lam: weight of their proximal term.
         mu: FedProx's.
         apfl_alpha: APFL's mixing weight.
-        sgd_rate: learning rate of SCAFFOLD and APFL, which have steps of their own.
+        sgd_rate: learning rate of SCAFFOLD, APFL and Per-FedAvg, which have steps of their own.
         ditto_lam: Ditto's.
         pflego: `Solver` of PFLEGO, whose epochs are tau, and its rates `(solver, beta, rho)`.
     """
@@ -134,6 +135,7 @@ METHODS: dict[str, Method] = {
         Method("LG-FedAvg", lg_fedavg, "Liang et al. 2020"),
         Method("FedBN", fedbn, "Li, Jiang et al. 2021", any_model=False),
         Method("FedRoD", fedrod, "Chen and Chao 2022"),
+        Method("Per-FedAvg", perfedavg, "Fallah et al. 2020", lambda s: {"alpha": s.sgd_rate, "beta": s.sgd_rate}),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

@@ -22,6 +22,7 @@ from fedamp_jax.engine.minibatches import (
     for_each_minibatch,
     full_gradient,
     mean_loss,
+    sample_batch,
     share_of,
     take_batch,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "mean_loss",
     "of_clients",
     "resample_epochs",
+    "sample_batch",
     "server",
     "share_of",
     "solve",

@@ -101,6 +101,20 @@ def for_each_minibatch(
     return repeat(steps, one, carry, at_most=most), steps
 
 
+def sample_batch(solver: Batching, client: Data, key: Array) -> Batch:
+    """A minibatch of ONE client's examples, drawn at random without replacement; all of them if there are fewer.
+
+    >>> import jax, optax, fedamp_jax
+    >>> train, test, groups = fedamp_jax.data.federation("digits")
+    >>> solver = fedamp_jax.Solver(optax.sgd(0.1), batch_size=32)
+    >>> batch = sample_batch(solver, train.client(0), jax.random.key(0))
+    >>> len(set(batch.rows.tolist()))
+    32
+    """
+    row, n = jnp.arange(solver.width(client), dtype=jnp.int32), client.size
+    return take_batch(client, shuffled(row, n, seed_of(key), client.placement.platform), row < n)
+
+
 def share_of(batch: Batch, client: Data) -> Array:
     """`[]` float32, the batch's share of ONE client's examples."""
     return jnp.sum(batch.mask, dtype=jnp.float32) / client.size.astype(jnp.float32)

@@ -170,11 +170,16 @@ def _loop(x: Array, w: Array, strides, pads, precision) -> Array:
     def convolve(x, w):
         return forward(x, w)
 
-    def backward(saved, dy):
-        x, w = saved
+    @jax.custom_vjp
+    def gradients(x, w, dy):
         return to_input(dy, w), to_kernel(x, dy)
 
-    convolve.defvjp(lambda x, w: (forward(x, w), (x, w)), backward)
+    # Second derivatives, as in products with a Hessian, are the plain convolution's: `custom_vmap` has no transpose.
+    def plain(x, w, dy):
+        return jax.vjp(functools.partial(_plain, strides=strides, pads=pads, precision=precision), x, w)[1](dy)
+
+    gradients.defvjp(lambda *args: (gradients(*args), args), lambda args, further: jax.vjp(plain, *args)[1](further))
+    convolve.defvjp(lambda x, w: (convolve(x, w), (x, w)), lambda saved, dy: gradients(*saved, dy))
     return convolve(x, w)
 
 

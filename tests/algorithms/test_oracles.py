@@ -32,6 +32,7 @@ from tests.oracles import heurfedamp as o_heurfedamp
 from tests.oracles import ifca as o_ifca
 from tests.oracles import lg_fedavg as o_lg_fedavg
 from tests.oracles import optimizers as o_opt
+from tests.oracles import perfedavg as o_perfedavg
 from tests.oracles import pfedgraph as o_pfedgraph
 from tests.oracles import pfedme as o_pfedme
 from tests.oracles import pflego as o_pflego
@@ -560,6 +561,47 @@ def test_fedrod(stats, optimizer, oracle):
     ours = personal(algorithm, state, w.data)
     same(ours.params, o_fedrod.personalize(expected))
     same(ours.stats, w.statistics(stats, w.steps))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def read_thrice(epochs, client, key):
+    """The rows of D, D' and D'' of each step, as `perfedavg` draws them: `[steps, 3, B]`, and how many steps."""
+    most, how = epochs * -(-client.longest // BATCH), solver(epochs=epochs)
+
+    def note(carry, batch, key):
+        t, read = carry
+        first, third = (engine.sample_batch(how, client, engine.stream(name, key)).rows for name in ("D", "D''"))
+        return t + 1, read.at[t].set(jnp.stack([first, batch.rows, third]))
+
+    empty = jnp.int32(0), jnp.zeros((most, 3, BATCH), jnp.int32)
+    return for_each_minibatch(how, client, note, empty, key, epochs=epochs)[0]
+
+
+@pytest.mark.parametrize(("hessian", "stats"), [("none", "local"), ("exact", "mix")])
+def test_perfedavg(hessian, stats):
+    """Failed with D for all three, with the second gradient at w, with the step from v, with the Hessian at v,
+    and with a personal step of rate beta.
+    """
+    w, hyper = world(), {"alpha": 0.5, "beta": 0.3}
+    algorithm = fedamp_jax.perfedavg(TASK, solver(), hessian=hessian, stats=stats, **hyper)
+    state, _ = play(algorithm, w)
+
+    def steps(k):
+        result = []
+        for i in range(3):
+            count, read = read_thrice(EPOCHS, w.data.client(i), w.phase_key(w.key(k), i))
+            result.append([[rows[rows < w.data.longest] for rows in three] for three in np.asarray(read)[: int(count)]])
+        return result
+
+    assert len(set(map(tuple, steps(0)[2][0]))) == 3  # the batches of a step differ
+    expected = {"global": start()[0]}
+    for k in range(ROUNDS):
+        expected = w.round(o_perfedavg.round, expected, k, steps(k), exact=hessian == "exact", **hyper)
+    same_one(state.params, expected["global"])
+    ours = personal(algorithm, state, w.data)
+    same(ours.params, o_perfedavg.personalize(expected, w.clients, hyper["alpha"]))
+    running = w.statistics(stats, w.steps)
+    same(ours.stats, [o_statistics.follow(*each) for each in zip(running, w.clients, in_order(w))])
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])

@@ -54,6 +54,10 @@ PAIRS = {
         lambda: fedamp_jax.apfl(TASK, SGD, alpha=0.0, learning_rate=LR),
         lambda: FEDAVG,
     ),
+    "Per-FedAvg, alpha = 0, is FedAvg": (
+        lambda: fedamp_jax.perfedavg(TASK, SGD, alpha=0.0, beta=LR, hessian="exact"),
+        lambda: FEDAVG,
+    ),
     "CFL that is never divided is FedAvg": (
         lambda: fedamp_jax.cfl(TASK, SGD, eps1=1e-9),
         lambda: FEDAVG,
