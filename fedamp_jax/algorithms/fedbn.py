@@ -63,7 +63,7 @@ def fedbn(task: Task, solver: Solver, *, layers: Sequence[str] | None = None) ->
     unknown = [layer for layer in layers or () if not any(jax.tree.leaves(prefix_mask((layer,), params)))]
     if unknown or len(set(jax.tree.leaves(own(params)))) != 2:
         what = (
-            "some of the parameters must be normalization layers"
+            "for FedBN some, and not all, of the parameters must be normalization layers"
             if layers is None
             else (f"layers={tuple(layers)} must be prefixes of some, and not all, of the parameters")
         )
