@@ -78,7 +78,7 @@ def test_no_function_shadows_its_module(name):
 def test_functions_of_a_method_can_be_reached():
     """Failed when `fedamp_jax.algorithms.pflego` was the factory."""
     assert fedamp_jax.algorithms.pflego.head_steps.__module__ == "fedamp_jax.algorithms.pflego"
-    assert fedamp_jax.algorithms.fedamp.FedAMPState(None, None)._fields == ("clients", "round", "memory")
+    assert fedamp_jax.algorithms.fedamp.FedAMPState._fields == ("clients", "trained", "round", "memory")
 
 
 def test_public_names_are_there():

@@ -293,19 +293,27 @@ def test_running_statistics():
     stats = [{"mean": np.full(FEATURES, float(i))} for i in range(3)]
     x = clients[0]["x"]
     expected = 0.9 * (0.9 * stats[0]["mean"] + 0.1 * (x[0] + x[1] + x[2]) / 3) + 0.1 * (x[3] + x[4]) / 2
-    online, rejected = [True, False, True], [False, False, True]
-    local = statistics.round(stats, clients, BATCHES, online, policy="local", rejected=rejected)
+    online, rejected, before = [True, False, True], [False, False, True], [True] * 3
+
+    def after(online, policy, trained=before, **more):
+        return statistics.round(stats, trained, clients, BATCHES, online, policy=policy, **more)
+
+    local, now = after(online, "local", rejected=rejected)
     assert_same(local, [{"mean": expected}, stats[1], stats[2]])
-    mixed = statistics.round(stats, clients, BATCHES, online, policy="mix", rejected=rejected)
-    assert_same(mixed, [{"mean": expected}] * 3)
-    own = statistics.round(stats, clients, BATCHES, online, policy="local")
-    mixed = statistics.round(stats, clients, BATCHES, online, policy="mix")
+    assert now == before
+    first, now = after(online, "local", [False] * 3, rejected=rejected)
+    assert_same(first, [{"mean": expected}] * 3)
+    assert now == [True, False, False]
+    assert_same(after(online, "own", [False] * 3, rejected=rejected)[0], local)
+    assert_same(after(online, "mix", rejected=rejected)[0], [{"mean": expected}] * 3)
+    own, mixed = after(online, "local")[0], after(online, "mix")[0]
     assert_same(mixed, [combine([5 / 9, 4 / 9], [own[0], own[2]])] * 3)
-    assert_same(statistics.round(stats, clients, BATCHES, [False] * 3, policy="mix"), stats)
+    assert_same(after([False] * 3, "mix")[0], stats)
     xi = np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]])
-    swapped = statistics.round(stats, clients, BATCHES, online, policy="mix", xi=xi)
-    assert_same(swapped[0], statistics.follow(stats[1], clients[0], BATCHES[0]))
-    assert_same(swapped[1], stats[1])
+    for swapped in (after(online, "mix", xi=xi)[0], after(online, "local", [False] * 3, xi=xi)[0]):
+        assert_same(swapped[0], statistics.follow(stats[1], clients[0], BATCHES[0]))
+        assert_same(swapped[1], stats[1])
+    assert_same(after(online, "local", xi=xi)[0], own)
 
 
 # Every oracle: a rejected client, and clients of different numbers of classes
