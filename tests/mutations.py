@@ -581,7 +581,7 @@ MUTATIONS = [
     Mutation("auto-smaller", "fedamp_jax/algorithms/collaborators.py", "for k in reversed(candidates(m - 1)):", "for k in candidates(m - 1)[1:]:", "tests/algorithms/test_collaborators.py -k once"),
     Mutation("auto-self-weight-of-others", "fedamp_jax/algorithms/collaborators.py", "1.0 / (jnp.minimum(k, others) + 1.0)", "1.0 / (k + 1.0)", "tests/algorithms/test_collaborators.py -k once"),
     Mutation("difference-padding", "fedamp_jax/engine/validation.py", "jnp.where(count > 0, jax.vmap(difference)(*groups), 0.0)", "jax.vmap(difference)(*groups)", "tests/algorithms/test_collaborators.py -k loss_difference"),
-    Mutation("difference-groups", "fedamp_jax/engine/validation.py", "jnp.where(count > 0, 1.0, 0.0)", "jnp.ones_like(count)", "tests/algorithms/test_collaborators.py -k loss_difference"),
+    Mutation("difference-groups", "fedamp_jax/engine/validation.py", "(count > 0).astype(jnp.float32)", "jnp.ones_like(count)", "tests/algorithms/test_collaborators.py -k loss_difference"),
     Mutation("difference-one-by-one", "fedamp_jax/engine/validation.py", "coupled = bool(jax.tree.leaves(one.stats))", "coupled = False", "tests/algorithms/test_collaborators.py -k depend"),
     Mutation("when-always", "fedamp_jax/placement/visits.py", "    if needed\n", "    if True\n", "tests/placement/test_host_memory.py -k needed"),
     Mutation("perplexity-from-below", "fedamp_jax/attention.py", "_, high = lax", "high, _ = lax", "tests/test_attention.py -k few_or_equal"),

@@ -241,8 +241,8 @@ def methods(options: Options, federation: Federation, task: Task, names: Sequenc
 
 
 def scales(options: Options) -> Mapping[str, float | None]:
-    """FedAMP's sigma; a perplexity has a scale for each client."""
-    by_perplexity = [name for name in NAMES if name.startswith(("perplexity", "auto"))]
+    """FedAMP's sigma; one that is found has a scale for each client."""
+    by_perplexity = [name for name in NAMES if name.startswith(("perplexity", "auto", "found"))]
     return {"FedAMP": options.attention.sigma, **dict.fromkeys(by_perplexity)}
 
 

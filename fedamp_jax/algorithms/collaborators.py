@@ -40,6 +40,10 @@ def found(
         the mean of all others, which it receives in both cases.
     """
 
+    # Models that are mixed come without statistics; a loss in training does not read them.
+    stats = jax.eval_shape(task.init, jax.random.key(0)).stats
+    stats = jax.jit(task.init)(jax.random.key(0)).stats if jax.tree.leaves(stats) else stats
+
     def row(models: ByParameters, edges: Array, k: Array, own: Array) -> Array:
         others = jnp.sum(edges, axis=1, dtype=jnp.float32)
         some = weights(models, edges, Perplexity(jnp.maximum(k, 1.0)[:, None]), own)
@@ -48,7 +52,6 @@ def found(
 
     def choice(models: ByParameters, edges: Array, data: Data, work: Array) -> Array:
         """`[M]` float32, the perplexity that each client with `work` chooses; 0 if its losses tell nothing."""
-        stats = task.init(jax.random.key(0)).stats  # a loss in training does not read them
 
         def bound(client, _, received, mean):
             mine, theirs = Variables(received, stats), Variables(mean, stats)

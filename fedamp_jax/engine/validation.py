@@ -113,7 +113,7 @@ def loss_difference(task: Task, solver: Solver, client: Data, one: Variables, ot
 
         count = jnp.sum(groups[2], axis=1, dtype=jnp.float32)
         d = jnp.where(count > 0, jax.vmap(difference)(*groups), 0.0)
-        powers = count, count * d, count**2, count**2 * d, (count * d) ** 2, jnp.where(count > 0, 1.0, 0.0)
+        powers = count, count * d, count**2, count**2 * d, (count * d) ** 2, (count > 0).astype(jnp.float32)
         return sums + jnp.stack([jnp.sum(a) for a in powers])
 
     sums = for_each_minibatch(solver, client, add, jnp.zeros((6,), jnp.float32), jax.random.key(0), shuffle=False)[0]
