@@ -29,7 +29,8 @@ def plain_task():
     task = tiny_task()
 
     def loss(variables, batch, key):
-        return fedamp_jax.cross_entropy(task.predict(variables, batch.x), batch), ()
+        mean = fedamp_jax.cross_entropy(task.predict(variables, batch.x), batch)
+        return jnp.where(jnp.any(batch.mask), mean, jnp.nan), ()  # a mean of nothing
 
     return fedamp_jax.Task(lambda key: task.init(key)._replace(stats=()), loss, task.predict)
 
