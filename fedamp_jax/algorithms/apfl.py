@@ -126,8 +126,8 @@ def apfl(
         again = jax.tree.map(jnp.copy, running)  # a buffer of its own: a round donates all of a state's
         # A copy: every round donates the state, and not the caller's array.
         mixing = jnp.array(broadcast_to_clients("alpha", jnp.asarray(alpha, jnp.float32), data))
-        nobody, k = jnp.zeros((m,), bool), jnp.zeros((), jnp.int32)
-        return APFLState(start.params, trees.broadcast(start.params, m), mixing, (running, again), nobody, k)
+        trained, k = jnp.zeros((m,), bool), jnp.zeros((), jnp.int32)
+        return APFLState(start.params, trees.broadcast(start.params, m), mixing, (running, again), trained, k)
 
     def round(key, state, data):
         def local(key, client, epochs, mine, rate_i):

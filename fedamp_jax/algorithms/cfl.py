@@ -6,19 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedamp_jax.algorithms.ifca import cluster_means, least_loss, membership
+from fedamp_jax.algorithms.ifca import cluster_means, least_loss, membership, train_in_clusters
 from fedamp_jax.checks import check_integer, check_number, check_type
-from fedamp_jax.engine import (
-    Local,
-    Solver,
-    at_round,
-    check_parts,
-    for_each_client,
-    init_model,
-    init_optimizer,
-    server,
-    solve,
-)
+from fedamp_jax.engine import Solver, at_round, check_parts, init_model, init_optimizer, server
+from fedamp_jax.placement.placement import ByParameters
 from fedamp_jax.trees import broadcast, take
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
@@ -73,6 +64,36 @@ def bipartition(cosines: Array, members: Array) -> Array:
     _, place, edge = lax.fori_loop(0, m, add, start)
     weakest = jnp.argmin(jnp.where(members & (place > 0), edge, jnp.inf))
     return members & (place >= place[weakest])
+
+
+def divide(
+    state: CFLState, begin: Array, weights: Array, moved: ByParameters, eps1: Array, eps2: Array, relative: bool
+) -> tuple[Array, Array, Array]:
+    """The clusters after a round: `(cluster [M] int32, the one that was divided [] int32, the largest norm so far [])`.
+
+    Args:
+        state: before the round.
+        begin: `[M]` int32, the clusters that clients trained in.
+        weights: `[M]` float32, 0 for clients that do not count.
+        moved: the clients' updates.
+        eps1, eps2, relative: as of `cfl`, in this round; if no cluster is divided, the second result is `NOWHERE`.
+    """
+    cosines, norms, place = server.cosines(moved), jnp.sqrt(server.sq_norms(moved)), moved.placement
+    norms, weights, cluster = place.replicate((norms, weights, begin))
+    every = jnp.arange(len(jax.tree.leaves(state.models)[0]), dtype=jnp.int32)
+    members = (cluster[None] == every[:, None]) & (weights > 0)[None]
+    share = jnp.where(members, weights[None], 0.0)
+    length = norms[None] * share / jnp.maximum(jnp.sum(share, axis=1, keepdims=True), 1.0)
+    square = jnp.einsum("ci,ij,cj->c", length, cosines, length, precision="highest")
+    mean, most = jnp.sqrt(jnp.maximum(square, 0.0)), jnp.max(jnp.where(members, norms[None], 0.0), axis=1)
+
+    largest = jnp.maximum(state.largest, jnp.max(most))
+    unit = largest if relative else 1.0
+    ready = (mean < eps1 * unit) & (most > eps2 * unit)
+    ready &= (jnp.sum(members, axis=1) > 1) & (state.clusters < len(every))
+    c = jnp.argmax(jnp.where(ready, most, -1.0)).astype(jnp.int32)
+    cluster = jnp.where(ready[c] & bipartition(cosines, members[c]), state.clusters, cluster)
+    return cluster, jnp.where(ready[c], c, NOWHERE), largest
 
 
 def cfl(
@@ -139,36 +160,14 @@ def cfl(
         waiting = data._replace(size=jnp.where(new, data.size, 0))  # the others cost nothing
         return jnp.where(new, least_loss(task, solver, waiting, state.models, state.clusters), state.cluster)
 
-    def divide(state, cluster, weights, moved, place):
-        """The clusters after a division, the one that was divided (`NOWHERE`: none), and the largest norm so far."""
-        cosines, norms = server.cosines(moved), jnp.sqrt(server.sq_norms(moved))
-        norms, weights, cluster = place.replicate((norms, weights, cluster))
-        members = (cluster[None] == jnp.arange(k_max, dtype=jnp.int32)[:, None]) & (weights > 0)[None]
-        share = jnp.where(members, weights[None], 0.0)
-        length = norms[None] * share / jnp.maximum(jnp.sum(share, axis=1, keepdims=True), 1.0)
-        square = jnp.einsum("ci,ij,cj->c", length, cosines, length, precision="highest")
-        mean, most = jnp.sqrt(jnp.maximum(square, 0.0)), jnp.max(jnp.where(members, norms[None], 0.0), axis=1)
-
-        largest = jnp.maximum(state.largest, jnp.max(most))
-        unit, k = largest if relative else 1.0, state.round
-        ready = (mean < at_round(eps1, k) * unit) & (most > at_round(eps2, k) * unit)
-        ready &= (jnp.sum(members, axis=1) > 1) & (state.clusters < k_max)
-        c = jnp.argmax(jnp.where(ready, most, -1.0)).astype(jnp.int32)
-        cluster = jnp.where(ready[c] & bipartition(cosines, members[c]), state.clusters, cluster)
-        return cluster, jnp.where(ready[c], c, NOWHERE), largest
-
     def round(key, state, data):
-        def local(key, client, epochs, mine):
-            return solve(task, solver, client, mine.variables, key, epochs=epochs, k=state.round,
-                         optimizer_state=mine.optimizer)  # fmt: skip
-
         place = data.placement
         begin = located(state, data._replace(size=jnp.where(data.online, data.size, 0)))
-        received = Local(take(state.models, begin), state.optimizer)
-        sent, info = for_each_client(solver, data, local, received, key=key)
+        received, sent, info = train_in_clusters(task, solver, key, state, data, begin)
         weights = server.sample_weights(data, info)
         moved = jax.tree.map(jnp.subtract, sent.variables.params, received.variables.params)
-        end, divided, largest = divide(state, begin, weights, place.by_parameters(moved), place)
+        thresholds = at_round(eps1, state.round), at_round(eps2, state.round)
+        end, divided, largest = divide(state, begin, weights, place.by_parameters(moved), *thresholds, relative)
         models = cluster_means(weights, end, sent.variables, state.models)
         absent = jnp.where(state.cluster == divided, NOWHERE, state.cluster)
         cluster = jnp.where(weights > 0, end, absent)

@@ -120,10 +120,8 @@ def attentive(
         models = place.by_parameters(mine.params)
         sends = data.online if stale == "exclude" else data.size > 0
         edges = attention.edges(*place.replicate((data.online, sends)))
-        if memory is None:
-            xi, remembered = weights(models, edges, k, data), ()
-        else:
-            xi, remembered = weights(models, edges, k, data, state.memory)
+        found = weights(models, edges, k, data, *(() if memory is None else (state.memory,)))
+        xi, remembered = (found, ()) if memory is None else found
         xi = place.replicate(xi)
         error = None
         if explain is not None:

@@ -70,8 +70,8 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
         start = init_model(task, key)
         m = len(data.size)
         optimizer = init_optimizer(solver, data, broadcast(start.params, m))
-        nobody = jnp.zeros((m,), bool)
-        return FedAvgState(start.params, broadcast(start.stats, m), nobody, optimizer, jnp.zeros((), jnp.int32))
+        trained = jnp.zeros((m,), bool)
+        return FedAvgState(start.params, broadcast(start.stats, m), trained, optimizer, jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
         free = isinstance(mu, (int, float)) and mu == 0  # FedAvg does not pay for a penalty that it does not have

@@ -1,6 +1,6 @@
 """IFCA (Ghosh et al., NeurIPS 2020): k global models, of which each client takes the one of least loss."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedamp_jax.engine import (
     solve,
 )
 from fedamp_jax.trees import broadcast, take
-from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
+from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, Task, Variables
 
 
 class IFCAState(NamedTuple):
@@ -59,6 +59,28 @@ def least_loss(task: Task, solver: Solver, data: Data, models: Variables, count:
         return jnp.argmin(jnp.where(candidate, losses, jnp.inf)).astype(jnp.int32)
 
     return data.placement.for_each_client(choose, data, jnp.zeros(len(data.size), jnp.int32), work=data.size)
+
+
+def train_in_clusters(
+    task: Task, solver: Solver, key: Array, state: Any, data: Data, cluster: Array
+) -> tuple[Local, Local, Info]:
+    """Each client trains from its cluster's model: `(received, sent, info)`, the first two with leaves `[M, ...]`.
+
+    Args:
+        task, solver: the model and local training.
+        key: the round's.
+        state: with `models`, `Variables [k, ...]`, and the clients' `optimizer`, and `round`.
+        data: all clients' data.
+        cluster: `[M]` int32, in 0..k-1.
+    """
+
+    def local(key, client, epochs, mine):
+        return solve(task, solver, client, mine.variables, key, epochs=epochs, k=state.round,
+                     optimizer_state=mine.optimizer)  # fmt: skip
+
+    received = Local(take(state.models, cluster), state.optimizer)
+    sent, info = for_each_client(solver, data, local, received, key=key)
+    return received, sent, info
 
 
 def cluster_means(weights: Array, cluster: Array, sent: Variables, models: Variables) -> Variables:
@@ -127,14 +149,9 @@ def ifca(task: Task, solver: Solver, *, k: int = 5) -> Algorithm:
         return IFCAState(models, init_optimizer(solver, data, start), jnp.zeros((), jnp.int32))
 
     def round(key, state, data):
-        def local(key, client, epochs, mine):
-            return solve(task, solver, client, mine.variables, key, epochs=epochs, k=state.round,
-                         optimizer_state=mine.optimizer)  # fmt: skip
-
         online = data._replace(size=jnp.where(data.online, data.size, 0))
         chosen = least_loss(task, solver, online, state.models, k)
-        received = Local(take(state.models, chosen), state.optimizer)
-        sent, info = for_each_client(solver, data, local, received, key=key)
+        _, sent, info = train_in_clusters(task, solver, key, state, data, chosen)
         weights = server.sample_weights(data, info)
         models = cluster_means(weights, chosen, sent.variables, state.models)
         xi = data.placement.replicate(membership(weights, chosen))

@@ -90,8 +90,8 @@ def scaffold(
         start, m = init_model(task, key), len(data.size)
         zero = jax.tree.map(jnp.zeros_like, start.params)
         controls, clients = broadcast((zero, start), m)
-        nobody, k = jnp.zeros((m,), bool), jnp.zeros((), jnp.int32)
-        return ScaffoldState(start.params, zero, controls, clients, nobody, k)
+        trained, k = jnp.zeros((m,), bool), jnp.zeros((), jnp.int32)
+        return ScaffoldState(start.params, zero, controls, clients, trained, k)
 
     def round(key, state, data):
         x, c, k = state.params, state.control, state.round

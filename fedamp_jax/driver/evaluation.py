@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.experimental import multihost_utils
 
 from fedamp_jax.checks import check_choice
@@ -55,8 +54,8 @@ def evaluate(task: Task, variables: Variables, data: Data, metric: str | None = 
     name = task.metrics[0].name if metric is None else metric
     check_choice("metric", name, tuple(by_name))
     chosen = task._replace(metrics=(by_name[name],))
-    scores, known = data.placement.call(compiled_scores, (chosen,), variables, data)
-    return _marked(scores[:, 0], known)
+    with jax.debug_nans(False):  # the flag stops at the NaN of a client without examples
+        return data.placement.call(compiled_scores, (chosen,), variables, data)[:, 0]
 
 
 def predict(task: Task, variables: Variables, data: Data) -> Array:
@@ -122,8 +121,8 @@ def check_models(variables: Variables, data: Data) -> None:
 
 
 @functools.partial(Jitted, static=1)
-def compiled_scores(task: Task, variables: Variables, data: Data) -> tuple[Array, Array]:
-    """`[M, P]` float32, a column for each of the task's metrics, and who has examples, `[M]` bool; 0 for the others."""
+def compiled_scores(task: Task, variables: Variables, data: Data) -> Array:
+    """`[M, P]` float32, a column for each of the task's metrics; NaN for a client without examples."""
     place = data.placement
     return place.replicate(place.program(functools.partial(_scores, task))(variables, data))
 
@@ -145,21 +144,7 @@ def _block_of(client: Data, b: Array | int, block: int) -> Batch:
     return take_batch(client, rows, rows < client.size)
 
 
-def _marked(scores: Array, known: Array) -> Array:
-    """The scores, NaN where they are not known.
-
-    On the host, as the flag `jax_debug_nans` stops at a NaN that comes out of a program.
-    """
-    if isinstance(scores, Tracer) or not scores.is_fully_addressable:
-        return jnp.where(expand_dims_like(known, scores), scores, jnp.nan)
-    here, told = np.asarray(known), np.array(scores)
-    if here.all():
-        return scores
-    told[~here] = np.nan
-    return jax.device_put(told, scores.sharding)
-
-
-def _scores(task: Task, variables: Variables, data: Data) -> tuple[Array, Array]:
+def _scores(task: Task, variables: Variables, data: Data) -> Array:
     block, blocks, most = _blocks(data)
     functions = [metric.function for metric in task.metrics]
 
@@ -172,11 +157,11 @@ def _scores(task: Task, variables: Variables, data: Data) -> tuple[Array, Array]
 
         own = (client.size + block - 1) // block
         total = repeat(own, add, jnp.zeros((len(functions),), jnp.float32), at_most=blocks)
-        return total / jnp.maximum(client.size, 1).astype(jnp.float32)
+        mean = total / jnp.maximum(client.size, 1).astype(jnp.float32)
+        return jnp.where(client.size > 0, mean, jnp.nan)
 
-    scores = jnp.zeros((len(data.size), len(functions)), jnp.float32)
-    scores = data.placement.for_each_client(one, data, scores, variables, work=data.size, at_most=most)
-    return scores, data.size > 0
+    scores = jnp.full((len(data.size), len(functions)), jnp.nan, jnp.float32)
+    return data.placement.for_each_client(one, data, scores, variables, work=data.size, at_most=most)
 
 
 def _outputs(task: Task, variables: Variables, data: Data) -> Array:
@@ -207,18 +192,18 @@ def _first(*trees: Any) -> Any:
 def personal_scores(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
     """The task's metrics of the models of `algorithm.personalize`, as one program; `[M, P]` float32."""
     train = fitted(algorithm, state, train, key)
-    program = (task, algorithm.personalize)
-    return _marked(*train.placement.call(compiled_personal_scores, program, key, state, train, test))
+    with jax.debug_nans(False):  # as in `evaluate`
+        return train.placement.call(compiled_personal_scores, (task, algorithm.personalize), key, state, train, test)
 
 
 @functools.partial(Jitted, static=2)
 def compiled_personal_scores(
     task: Task, personalize: Callable[..., Variables], key: Array, state: Any, train: Data, test: Data
-) -> tuple[Array, Array]:
-    """The program of `personal_scores`, and who has examples."""
+) -> Array:
+    """The program of `personal_scores`."""
     place = train.placement
 
-    def scores(key: Array, state: Any, train: Data, test: Data) -> tuple[Array, Array]:
+    def scores(key: Array, state: Any, train: Data, test: Data) -> Array:
         return _scores(task, personalize(key, state, train), test)
 
     return place.replicate(place.program(scores)(key, state, train, test))

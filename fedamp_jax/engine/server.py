@@ -124,14 +124,14 @@ def statistics_policy(stats: str) -> Callable[[Array, PyTree, PyTree, Array], tu
 
     Returns:
         `(weights [M], new [M, ...], old [M, ...], trained [M] bool) -> (statistics [M, ...], trained)`. `new` are those
-        after the round's training and `old` those before; `trained` says who has statistics of its own, nobody before
-        the first round, and becomes True where the weight is not zero. If all weights are zero, nothing changes.
+        after the round's training and `old` those before; `trained` says who has statistics of its own, no client
+        before the first round, and becomes True where the weight is not zero. If all weights are zero, nothing changes.
 
     Raises:
         ValueError: any other `stats`.
 
-    >>> policy, nobody = statistics_policy("local"), jnp.zeros(3, bool)
-    >>> mean, trained = policy(jnp.array([1.0, 3.0, 0.0]), jnp.array([0.0, 4.0, 9.0]), jnp.full(3, 9.0), nobody)
+    >>> policy, untrained = statistics_policy("local"), jnp.zeros(3, bool)
+    >>> mean, trained = policy(jnp.array([1.0, 3.0, 0.0]), jnp.array([0.0, 4.0, 9.0]), jnp.full(3, 9.0), untrained)
     >>> mean.tolist(), trained.tolist()
     ([0.0, 4.0, 3.0], [True, True, False])
     """

@@ -117,9 +117,9 @@ def test_outputs_that_are_no_logits_of_classes_stay():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "pflego, server Adam", "fedfomo"])
 def test_runs_under_debug_nans(name):
-    """Clients without test data are NaN, and no program returns a NaN; one has no training data either.
+    """Clients without test data are NaN, which is no error; one has no training data either.
 
-    Failed with NaN from the compiled evaluation, at which the flag stops a run.
+    Failed where the flag was on in the compiled evaluation, and stopped a run.
     """
     train, test = (
         federation(sizes=(7, 3, 4, 5))._replace(size=jnp.array(size), online=jnp.array(size) > 0)
