@@ -59,9 +59,11 @@ from fedamp_jax.types import Algorithm, Batch, Data, Info, Metric, RoundError, T
 
 
 def __getattr__(name: str) -> Any:
-    """Load `report` when it is asked for: it needs matplotlib and plotly, and training needs neither."""
-    if name == "report":
-        return importlib.import_module("fedamp_jax.report")
+    """Load what a run does not need when it is asked for: `report`, for matplotlib and plotly, and `silos`."""
+    if name in ("report", "silos"):
+        return importlib.import_module(f"fedamp_jax.{name}")
+    if name == "traffic":
+        return importlib.import_module("fedamp_jax.silos").traffic
     raise AttributeError(f"module 'fedamp_jax' has no attribute {name!r}")
 
 
@@ -93,6 +95,7 @@ __all__ = [
     "round",
     "run",
     "scan_rounds",
+    "traffic",  # pyright: ignore[reportUnsupportedDunderAll]
     # Keeping models.
     "Saved",
     "load_models",

@@ -259,7 +259,7 @@ def describe(data: Data, m: int) -> str:
     digest = hashlib.blake2b(digest_size=8)
     own, (x, y) = without_examples(data)
     here = getattr(data.size, "is_fully_addressable", True)  # of what lies on other hosts, only the shape counts
-    rows = dict.fromkeys("xy", positions(data)) if here else {}
+    rows = dict.fromkeys("xy", positions(data) if data.placement.holds_examples else slice(0)) if here else {}
     numbers = own._replace(start=None, views=(), x=x, y=y)  # where the examples lie is the placement's business
     for path, a in jax.tree_util.tree_leaves_with_path(numbers):
         name = path_name(path)

@@ -196,7 +196,8 @@ def warn_rejected(rejected: np.ndarray, rounds: int, ids: Any) -> None:
     warnings.warn(
         f"updates that were not finite were discarded, in {rounds} round{'s' * (rounds != 1)}: of {named}{more} "
         "(`Run.rejected` has all of them). They kept the models that they had: look for features or targets of extreme "
-        "size in their examples, or lower the learning rate",
+        "size in their examples, or lower the learning rate. An answer of a silo that does not come "
+        "counts as discarded, too",
         RuntimeWarning,
         stacklevel=3,  # the caller of `run`
     )

@@ -229,6 +229,7 @@ def _placed(train: Data, test: Data, placement: Placement | None) -> tuple[Data,
         check_type(name, data, Data, "fedamp_jax.data makes one")
     placement = train.placement if placement is None else placement
     check_type("placement", placement, Placement, "such as fedamp_jax.placement.OnMesh(mesh=...)")
-    if all(getattr(a, "is_fully_addressable", True) for a in (train.size, test.size)):  # else another process has some
+    here = all(getattr(a, "is_fully_addressable", True) for a in (train.size, test.size))  # else a process has some
+    if here and placement.holds_examples:
         check_pair(train, test)
     return placement.place(train), placement.place(test)

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedamp_jax.checks import check_type
+from fedamp_jax.placement.divided import rows_of_clients
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Algorithm, Array, Data
 
@@ -56,9 +56,7 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
     check_state(algorithm, state, train, key)
     m, place = train.clients, train.placement
     together = concatenate(train, newcomers)
-    before, after = (_shapes(algorithm, key, together.select(np.arange(n))) for n in (m, len(together.size)))
-    # A leaf has a row for each client just if it grows with them: a layer may be as wide as there are clients.
-    grows = jax.tree.map(lambda a, b: a.shape != b.shape, before, after)
+    grows = rows_of_clients(algorithm, key, together)
     old = jax.tree.map(lambda a, g: a[:m] if g else jnp.copy(a), state, grows)
     clients = place.place(together)
     fresh = place.init(algorithm, key, clients)
@@ -69,17 +67,6 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
         return jax.device_put(a, fresh.sharding) if fresh.committed else a
 
     return jax.tree.map(joined, grows, old, given, fresh), clients
-
-
-def _shapes(algorithm: Algorithm, key: Array, data: Data) -> Any:
-    """The abstract state of these clients."""
-    try:
-        return jax.eval_shape(algorithm.init, key, data)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}. A method that has a number for each client in its state, as APFL with an alpha for each, has no "
-            "way to join newcomers: give it one number for all"
-        ) from None
 
 
 def check_state(algorithm: Algorithm, state: Any, data: Data, key: Array) -> Any:

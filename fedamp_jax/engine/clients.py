@@ -102,11 +102,10 @@ def for_each_client(
         chosen = jax.tree.map(lambda a, b: jnp.where(fine & took_part, a, b), new, keep_i)
         return chosen, jnp.where(took_part, loss, 0.0), took_part & ~fine
 
-    m = len(data.size)
-    out = (keep, jnp.zeros((m,), jnp.float32), jnp.zeros((m,), bool))
-    kept, loss, rejected = data.placement.for_each_client(
-        one, data, out, keys[:, 1], epochs, *args, work=epochs * data.size
-    )
+    work = epochs * data.size
+    # A client that has work and whose result never comes, as only one that is elsewhere may, counts as rejected.
+    out = (keep, jnp.zeros((len(data.size),), jnp.float32), work > 0)
+    kept, loss, rejected = data.placement.for_each_client(one, data, out, keys[:, 1], epochs, *args, work=work)
     return kept, Info(loss, epochs, rejected)
 
 

@@ -71,6 +71,11 @@ class Placement:
         """How many devices share the clients."""
         return 1
 
+    @property
+    def holds_examples(self) -> bool:
+        """Whether the examples are here, and not with clients that are elsewhere."""
+        return True
+
     def count(self, rows: int) -> int:
         """The number of clients among `rows` rows, padding clients not counted."""
         return rows

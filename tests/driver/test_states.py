@@ -233,5 +233,5 @@ def test_numbers_per_client_in_the_state_are_explained():
     task, solver = tiny_task(), Solver(optax.sgd(0.1))
     algorithm = fedamp_jax.apfl(task, solver, alpha=np.full(len(first.size), 0.5))
     state = algorithm.init(KEY, first)
-    with pytest.raises(ValueError, match="as APFL with an alpha for each, has no way to join newcomers"):
+    with pytest.raises(ValueError, match="as APFL with an alpha for each, can neither have newcomers"):
         fedamp_jax.join(algorithm, state, first, last, KEY)
