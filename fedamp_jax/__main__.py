@@ -15,14 +15,15 @@ from fedamp_jax.experiments.catalogue import EXPERIMENTS
 from fedamp_jax.runner import entry
 from fedamp_jax.runner.options import Training
 
-TOOLS = ("compare",)
-"""Modules in `fedamp_jax.runner`, each with a `main`, for results that are there."""
+TOOLS = {"compare": "fedamp_jax.runner.compare", "silos": "fedamp_jax.silos.command"}
+"""Modules with a `main`, by their command."""
 
 USAGE = """usage: fedamp EXPERIMENT [options]
        fedamp EXPERIMENT --help
        fedamp list                experiments, methods, data sets, models
        fedamp list --methods      hyper-parameters of every method, for --set
        fedamp compare RUN RUN ... one page of several runs
+       fedamp silos COMMAND       clients that keep their data (docs/silos.md)
        fedamp --version
 
   fedamp practical                                  # the bundled digits, two minutes or so
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(hyperparameters() if rest == ["--methods"] else inventory())
     elif name in TOOLS:
         sys.argv = [f"fedamp {name}", *rest]
-        importlib.import_module(f"fedamp_jax.runner.{name}").main()
+        importlib.import_module(TOOLS[name]).main()
     elif name in EXPERIMENTS:
         sys.argv = [f"fedamp {name}", *rest]
         entry.main(EXPERIMENTS[name])

@@ -595,7 +595,7 @@ MUTATIONS = [
     Mutation("newest-state-of-a-silo", "fedamp_jax/silos/silo.py", "self._versions.read(message.base, ", "self._versions.read(max(self._versions._kept, default=0), ",
              "tests/silos/test_silos.py -k lost_answer"),
     Mutation("answers-unchecked", "fedamp_jax/placement/remote.py", "refuse_unlike(answer.rows, up", "(lambda *_, **__: None)(answer.rows, up", "tests/silos/test_silos.py -k bad_answer"),
-    Mutation("silo-forgets", "fedamp_jax/silos/versions.py", "self._kept = {base: self._kept[base], made: rows}", "self._kept = {base: self._kept[base], made: self._kept[base]}", f"{EXAM} 'silos and scaffold'"),
+    Mutation("silo-forgets", "fedamp_jax/silos/versions.py", "base: self._kept[base], made: rows}", "base: self._kept[base], made: self._kept[base]}", f"{EXAM} 'silos and scaffold'"),
     Mutation("float16-for-bfloat16", "fedamp_jax/placement/messages.py", "found = sent.view(ml_dtypes.bfloat16)", "found = sent.view(np.float16)", "tests/silos/test_silos.py -k 'arrive or on_the_way'"),
     Mutation("when-always", "fedamp_jax/placement/visits.py", "    if needed\n", "    if True\n", "tests/placement/test_host_memory.py -k needed"),
     Mutation("perplexity-from-below", "fedamp_jax/attention.py", "_, high = lax", "high, _ = lax", "tests/test_attention.py -k few_or_equal"),

@@ -261,6 +261,8 @@ def describe(data: Data, m: int) -> str:
     here = getattr(data.size, "is_fully_addressable", True)  # of what lies on other hosts, only the shape counts
     rows = dict.fromkeys("xy", positions(data) if data.placement.holds_examples else slice(0)) if here else {}
     numbers = own._replace(start=None, views=(), x=x, y=y)  # where the examples lie is the placement's business
+    if not data.placement.holds_examples:
+        numbers = numbers._replace(online=None)  # silos come and go
     for path, a in jax.tree_util.tree_leaves_with_path(numbers):
         name = path_name(path)
         digest.update(f"{name} {a.dtype} {a.shape[1:]}".encode())

@@ -56,6 +56,10 @@ class Cut(Flat):
         stages: the server's operations before the first exchange, after the first, and so on.
         held: as in `Ends`, for what is state: where it is between calls.
         kept: likewise of each output.
+        client: in which exchange clients have their rows of an array.
+        server: after which exchange the server has an array.
+        both: arrays that follow from the program alone.
+        returned: the outputs that the caller gets.
     """
 
     def __init__(self, program: ClosedJaxpr, clients: int, ends: Ends):
@@ -73,7 +77,7 @@ class Cut(Flat):
         self.ends = ends
         self.examples = {self.ins[i] for i in ends.private}
         pairs = [(o, i) for o, i in zip(self.outs, ends.next, strict=True) if not isinstance(o, Literal)]
-        self._returned = {o for o, i in pairs if i is None and not ends.delivered}
+        self.returned = {o for o, i in pairs if i is None and not ends.delivered}
         self._next = {o: self.ins[i] for o, i in pairs if i is not None}
         self._state = set(self._next.values())
         held = {n for n, where in zip(self.ins, ends.held, strict=True) if where}
@@ -130,7 +134,7 @@ class Cut(Flat):
         self._here = held
         for op in self.operations:
             (self._place_clients if op.of_clients else self._place_one)(op)
-        for o in self._returned:
+        for o in self.returned:
             self._at_server(o)
         for o, i in self._next.items():
             if i not in held or i in self._copies:
@@ -141,7 +145,7 @@ class Cut(Flat):
         wait += [self._at_server(v) + 1 for v in op.group(2) if v not in self.examples and self._sent(v)]
         self._at_client(op, [*(v for v in op.group(2) if v in self.examples), *op.group(3)], wait)
         for n in op.outs:
-            if n in self._returned or n in (self._early or ()):  # it is sent anyway
+            if n in self.returned or n in (self._early or ()):  # it is sent anyway
                 self._at_server(n)
 
     def _place_one(self, op: Operation) -> None:

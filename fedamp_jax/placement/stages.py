@@ -104,6 +104,10 @@ class Divided(Cut):
 
         return run
 
+    def kept_row(self, v: Any, index: int, rows: dict[int, Any], whole: dict[int, Any]) -> Any:
+        """A client's row `[1, ...]` of an array that it keeps if it does not train, from what it has and has got."""
+        return _Rows(self, np.array([index]), {**rows}, {**self.consts, **whole}).known(v)
+
     def unanswered(self, v: int, clients: Sequence[int], env: dict[int, Any]) -> Any:
         """The rows of an array that the server would have got from clients that did not compute.
 

@@ -2,7 +2,9 @@
 
 from fedamp_jax.placement.messages import Answer, Message, Refused
 from fedamp_jax.silos.connect import InProcess, connect, deliver
+from fedamp_jax.silos.privacy import Privacy
 from fedamp_jax.silos.silo import Kind, Place, Silo
+from fedamp_jax.silos.site import Settings
 from fedamp_jax.silos.traffic import Traffic, traffic
 
 __all__ = [
@@ -11,7 +13,9 @@ __all__ = [
     "Kind",
     "Message",
     "Place",
+    "Privacy",
     "Refused",
+    "Settings",
     "Silo",
     "Traffic",
     "connect",

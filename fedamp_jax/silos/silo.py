@@ -18,6 +18,8 @@ from fedamp_jax.placement.messages import Answer, Message, Refused, read, refuse
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.placement.remote import Remote
 from fedamp_jax.placement.stages import Divided
+from fedamp_jax.saving import save_models
+from fedamp_jax.silos.privacy import Privacy, Spent
 from fedamp_jax.silos.versions import Versions
 from fedamp_jax.types import Algorithm, Data, Static, Task, Variables
 
@@ -65,12 +67,14 @@ class Silo:
     (`fedamp_jax.traffic` says what that is), never an example or a label.
 
     Attributes:
-        model: the client's `Variables` after `fedamp_jax.silos.deliver`, None before.
+        model: the client's `Variables` after `fedamp_jax.silos.deliver`, None before. `model.npz` in its folder has it,
+            too, for `fedamp_jax.load_models`.
     """
 
     def __init__(
-        self, task: Task, algorithm: Algorithm, train: Data, test: Data, *, folder: str | os.PathLike | None = None
-    ):
+        self, task: Task, algorithm: Algorithm, train: Data, test: Data, *, folder: str | os.PathLike | None = None,
+        privacy: Privacy | None = None,
+    ):  # fmt: skip
         """Check the data.
 
         Args:
@@ -80,6 +84,7 @@ class Silo:
             test: its test data.
             folder: where it keeps its part of the method's state, with which it comes back after it was stopped; made
                 if it does not exist. None: in memory.
+            privacy: noise that it adds to what it sends; None for none.
 
         Raises:
             TypeError, ValueError: data that do not suit the task, or of several clients; a folder that is a file.
@@ -99,6 +104,7 @@ class Silo:
             if self._folder.is_file():
                 raise ValueError(f"the silo's folder {str(folder)!r} is a file: give a folder")
             self._folder.mkdir(parents=True, exist_ok=True)
+        self._privacy, self._spent = privacy, Spent(self._folder)
         self.model: Variables | None = None
         self._place: Place | None = None
 
@@ -130,6 +136,8 @@ class Silo:
         number = jax.ShapeDtypeStruct((), jnp.int32)
         self._state = RemoteState(state, jax.ShapeDtypeStruct((place.clients,), jnp.int32), number, where)
         self._versions = Versions(self._folder, self._identity())
+        if self._privacy is not None:
+            self._privacy.check(self._cut(ROUND)[1])
 
     def _identity(self) -> str:
         assert self._place is not None
@@ -166,9 +174,30 @@ class Silo:
         program = cut.client_program(message.exchange, message.first)
         up, kept = program(jnp.int32(self._place.row), call.rows, call.whole)
         call.rows.update(kept)
+        if self._privacy is not None:
+            up = self._protected(message, cut, call, up)
         if message.exchange == len(cut.exchanges):
             self._close(message, cut, call)
         return Answer({v: written(a, own) for v, a in up.items()})
+
+    def _protected(self, message: Message, cut: Divided, call: "_Open", up: dict[int, Any]) -> dict[int, Any]:
+        """What is sent in place of `up`, from which the client goes on, too."""
+        assert self._privacy is not None
+        assert self._place is not None
+        if message.program != ROUND:
+            return {v: jnp.full_like(a, jnp.nan) for v, a in up.items()}
+        row = self._place.row
+        sent = self._privacy.protected(cut, up, lambda v: cut.kept_row(v, row, call.rows, call.whole))
+        self._spent.count()
+        call.rows.update(sent)
+        return sent
+
+    @property
+    def spent(self) -> tuple[float, float] | None:
+        """The (epsilon, delta) of what it has sent so far, None without `privacy`: infinite, that is."""
+        if self._privacy is None:
+            return None
+        return self._privacy.epsilon(self._spent.answers), self._privacy.delta
 
     def _cut(self, program: str) -> tuple[Divided, Divided]:
         """The cut as the server has it, and the one for the client's own number of examples."""
@@ -210,6 +239,9 @@ class Silo:
             self._versions.write(message.base, message.made, outs)
         elif message.program == MODELS:
             self.model = jax.tree.unflatten(jax.tree.structure(self._model_shapes()), [a[0] for a in outs])
+            if self._folder is not None:
+                save_models(self._folder / "model.npz", self._task, jax.tree.map(lambda a: a[None], self.model),
+                            classes=self._own[0].classes)  # fmt: skip
         self._call = None
 
     def _model_shapes(self) -> Variables:

@@ -9,7 +9,11 @@ from fedamp_jax.placement.messages import Refused
 
 
 class Versions:
-    """The client's rows of the state after the last two calls, of which the server may have either."""
+    """The client's rows of the state after the last three calls.
+
+    The server may have the last one or the one before it, if the answer was lost. A server that was killed while it
+    wrote its checkpoint goes on from the one before that.
+    """
 
     def __init__(self, folder: Path | None, identity: str):
         self._folder, self._identity = folder, identity
@@ -34,8 +38,9 @@ class Versions:
         return self._kept[base]
 
     def write(self, base: int, made: int, rows: list[Any]) -> None:
-        """Keep the rows that call `made` makes, beside those that it started from."""
-        self._kept = {base: self._kept[base], made: rows}
+        """Keep the rows that call `made` makes, those that it started from, `base`, and those before."""
+        before = max((number for number in self._kept if number < base), default=base)
+        self._kept = {before: self._kept[before], base: self._kept[base], made: rows}
         if self._folder is None:
             return
         leaves = {f"leaf{i}": np.asarray(a) for i, a in enumerate(rows)}

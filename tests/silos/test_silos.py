@@ -162,9 +162,9 @@ def test_a_state_that_is_not_kept_is_refused(tmp_path):
     train, test = there.connect(seed=SEED)
     early = run(task, algorithm, train, test, rounds=1).state
     early = jax.tree.map(jnp.copy, early)
-    run(task, algorithm, train, test, rounds=3, state=early)
-    with pytest.raises(RuntimeError, match=r"after round 1, but it keeps those after \[2, 3\]"):
-        run(task, algorithm, train, test, rounds=3, state=early)
+    run(task, algorithm, train, test, rounds=4, state=early)
+    with pytest.raises(RuntimeError, match=r"after round 1, but it keeps those after \[2, 3, 4\]"):
+        run(task, algorithm, train, test, rounds=4, state=early)
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
