@@ -177,13 +177,14 @@ class Sites:
         self._proxies, self._sites, self._method, self._deadline = proxies, list(sites), method, deadline
         self.present = np.array([site in proxies for site in sites])
         self._silent: set[str] = set()
+        self._waiting: dict[str, concurrent.futures.Future] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(len(sites), thread_name_prefix="fedamp-sites")
 
     def __enter__(self) -> "Sites":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def join(self) -> dict[str, Any]:
         """What each site says of its data."""
@@ -235,8 +236,14 @@ class Sites:
             return answer
 
         # FLARE finds a job's calls by its context variables, which threads do not inherit.
-        waiting = {site: self._pool.submit(contextvars.copy_context().run, one, site) for site in sites}
-        return {site: future.result() for site, future in waiting.items()}
+        free = [site for site in sites if site not in self._waiting or self._waiting[site].done()]
+        asked = {site: self._pool.submit(contextvars.copy_context().run, one, site) for site in free}
+        self._waiting.update(asked)
+        # What a site sends while it dies is waited for by FLARE for minutes, whatever the deadline of the call.
+        done, _ = concurrent.futures.wait(asked.values(), timeout=self._deadline + _PING)
+        self._silent |= {site for site, future in asked.items() if future not in done}
+        late = TimeoutError(f"no answer in {self._deadline:g} s")
+        return {site: asked[site].result() if site in asked and asked[site] in done else late for site in sites}
 
 
 def _checked(site: str, answer: Any) -> dict[str, Any]:

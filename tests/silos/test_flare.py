@@ -50,7 +50,7 @@ from hospital import FEATURES, data
 
 def method(name):
     task = fedamp_jax.models.mlp(classes=2, shape=(FEATURES,), hidden=(32,))
-    solver = fedamp_jax.Solver(optax.sgd(0.05), epochs=2000, batch_size=32)
+    solver = fedamp_jax.Solver(optax.sgd(0.05), epochs=500, batch_size=32)
     make = getattr(fedamp_jax, name.lower())
     return task, make(task, solver, **({{"sigma": 10.0, "self_weight": 0.5}} if name == "FedAMP" else {{}}))
 """
