@@ -180,7 +180,7 @@ def submit(
         admin: the admin's start kit, whose folder is named after its e-mail address.
         described: the job, as of `job`.
         finished: whether its results are there.
-        sites: their names; each job waits up to a minute for all of them.
+        sites: their names; the first job waits up to a minute for all of them.
         tries: jobs at most.
         seconds: for all of them.
         say: is told what happens.
@@ -196,7 +196,10 @@ def submit(
         session = None
         try:
             session = new_secure_session(admin.name, str(admin))
-            here = _gathered(session, set(sites), min(until, time.monotonic() + 60))
+            if submitted:  # a dead site is among the connected ones until the server has noticed
+                time.sleep(_SILENT + 10)
+            patience = 60 if not submitted else 5
+            here = _gathered(session, set(sites), min(until, time.monotonic() + patience))
             number = session.submit_job(str(Path(described).absolute()))
             submitted += 1
             say(f"job {submitted} of at most {tries}: {number}, with {', '.join(sorted(here))}")

@@ -165,7 +165,7 @@ def test_eight_methods_equal_the_simulation(federation):
 
 def test_a_site_is_killed_and_comes_back(federation, slow_rounds):
     """FLARE ends the job; the next one goes on without the site, and one more begins when it is there again."""
-    rounds = 30
+    rounds = 60
     killed, back = [], []
 
     def watch():
@@ -173,7 +173,8 @@ def test_a_site_is_killed_and_comes_back(federation, slow_rounds):
         if newest >= 2 and not killed:
             federation.kill("south")
             killed.append(newest)
-        if killed and not back and "with east, north" in (federation.folder / "said").read_text():
+        jobs = results.parent / "jobs.jsonl"
+        if killed and not back and len(jobs.read_text().splitlines()) > 1 and newest > killed[0] + 2:
             federation.start("south")
             back.append(newest)
 
@@ -192,7 +193,9 @@ def test_a_site_is_killed_and_comes_back(federation, slow_rounds):
     flare.submit(federation.kits / "admin@localhost.org", job, finished, sites=SITES, seconds=400, say=say)
     said = (federation.folder / "said").read_text()
     assert killed
+    assert back
     assert "with east, north\n" in said
+    assert "ended, as south came back" in said
     found = json.loads(results.read_text())
     assert found["rounds"] == list(range(1, rounds + 1))
     events = [json.loads(line) for line in (results.parent / "jobs.jsonl").read_text().splitlines()]
@@ -200,6 +203,7 @@ def test_a_site_is_killed_and_comes_back(federation, slow_rounds):
     for event in events:
         online[event["done"] :] = event["present"]
     assert not online.all()
+    assert online[-1].all()
     expected, _ = simulation(federation.settings, "Ditto", rounds, online)
     np.testing.assert_allclose(found["metrics"]["accuracy"][-1], expected.accuracy[-1], atol=1e-5)
     np.testing.assert_allclose(found["loss"][-1], expected.loss[-1], rtol=1e-4)
