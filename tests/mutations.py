@@ -665,6 +665,22 @@ MUTATIONS = [
              "tests/models/test_adapters.py -k words"),
     Mutation("adapters-of-trained-layers", "fedamp_jax/models/selection.py", "in {*sizes} - {*trained}", "in {*sizes}",
              "tests/models/test_adapters.py -k words"),
+    Mutation("products-of-rows-of-a", "fedamp_jax/engine/low_rank.py", "a.reshape(m, -1, r).swapaxes(1, 2).reshape(m * r, -1)", "a.reshape(m * r, -1)",
+             "tests/engine/test_low_rank.py"),
+    Mutation("products-scaled-once", "fedamp_jax/engine/low_rank.py", "* scale**2", "* scale",
+             "tests/engine/test_low_rank.py"),
+    Mutation("products-in-float32", "fedamp_jax/engine/low_rank.py", "with jax.enable_x64(True):", "with jax.enable_x64(False):",
+             "tests/engine/test_low_rank.py"),
+    Mutation("products-vmapped-in-float32", "fedamp_jax/engine/low_rank.py", "    @sequential_vmap\n", "",
+             "tests/engine/test_low_rank.py -k sweep"),
+    Mutation("products-without-a-direction", "fedamp_jax/engine/low_rank.py", "jnp.where(norms > 0, jax.lax.rsqrt(jnp.where(norms > 0, norms, 1.0)), 0.0)", "jax.lax.rsqrt(norms)",
+             "tests/engine/test_low_rank.py"),
+    Mutation("products-not-asked-for", "fedamp_jax/algorithms/fedamp.py", "self_weight=own, geometry=geometry", "self_weight=own",
+             "tests/engine/test_low_rank.py -k attention_of"),
+    Mutation("products-not-asked-for-heurfedamp", "fedamp_jax/algorithms/heurfedamp.py", "self_weight=own, geometry=geometry", "self_weight=own",
+             "tests/engine/test_low_rank.py -k attention_of"),
+    Mutation("products-of-scale-1", "fedamp_jax/models/adapters.py", "fingerprint, self.scale)", "fingerprint)",
+             "tests/engine/test_low_rank.py -k attention_of"),
 ]  # fmt: skip
 
 

@@ -20,10 +20,12 @@ from fedamp_jax.engine import (
     check_parts,
     for_each_client,
     init_clients,
+    low_rank,
     of_clients,
     server,
     solve,
 )
+from fedamp_jax.engine.task_checks import check_task
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.trees import broadcast_like, check_float32, where
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
@@ -171,6 +173,17 @@ def proximal(alpha: Any, lam: Any) -> dict[str, Any]:
     return {"penalty": penalty, "numbers": lambda k, data: (of_clients("lam", lam, k, data),)}
 
 
+def geometry_of(task: Task, of: str) -> server.Geometry:
+    """The geometry that `of` names in `fedamp` and `heurfedamp`."""
+    check_choice("of", of, ("parameters", "products"))
+    if of == "parameters":
+        return server.PARAMETERS
+    check_task(task)
+    if task.base is None:
+        raise ValueError('of="products" is for tasks with adapters, which fedamp_jax.models.adapted makes')
+    return low_rank.products(task.base.scale)
+
+
 def fedamp(
     task: Task,
     solver: Solver,
@@ -180,6 +193,7 @@ def fedamp(
     alpha: Any = ALPHA,
     lam: Any = 1.0,
     slope: attention.Slope = attention.neg_exp,
+    of: str = "parameters",
     **shared: Unpack[Shared],
 ) -> Algorithm:
     """FedAMP, Algorithm 1 of Huang et al. 2021: `u_i = sum_j xi_ij w_j` (Eq. 5), then each client minimises
@@ -202,6 +216,8 @@ def fedamp(
         lam: weight of the proximal term, at least 0; one per client `[M]`, or as alpha a number, a schedule or a
             tracer.
         slope: `log A'` of the attention-inducing function: `attention.neg_exp`, `scad`, `mcp`, or one of your own.
+        of: what distances are of: the `"parameters"`; or, for a task of `fedamp_jax.models.adapted`, the `"products"`
+            of its adapters, that is, of the models that they make, without forming these.
         **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
 
     Returns:
@@ -225,16 +241,20 @@ def fedamp(
             f"slope must be a function, fedamp_jax.attention.neg_exp, scad, mcp or one of your own, got {slope!r}"
         )
 
-    def of(models, edges, sigma, own, alpha: Any = 1.0):
-        return attention.fedamp_weights(models, edges, sigma=sigma, alpha=alpha, slope=slope, self_weight=own)
+    geometry = geometry_of(task, of)
+
+    def given(models, edges, sigma, own, alpha: Any = 1.0):
+        return attention.fedamp_weights(
+            models, edges, sigma=sigma, alpha=alpha, slope=slope, self_weight=own, geometry=geometry
+        )
 
     if isinstance(sigma, attention.Auto):
-        chosen, memory = collaborators.found(task, solver, sigma, of)
+        chosen, memory = collaborators.found(task, solver, sigma, given)
         return attentive(task, solver, chosen, memory=memory, **proximal(alpha, lam), **shared)
 
     def weights(models, edges, k, data):
         own = None if self_weight is None else of_clients("self_weight", self_weight, k, data)
-        return of(models, edges, attention.sigma_at_round(sigma, k, data), own, at_round(alpha, k))
+        return given(models, edges, attention.sigma_at_round(sigma, k, data), own, at_round(alpha, k))
 
     explain = attention.explain if self_weight is None or attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedamp_jax.checks import check_integer, check_number, check_type
+from fedamp_jax.engine.low_rank import A, B
 from fedamp_jax.engine.task_checks import check_task
 from fedamp_jax.models.injection import Layer, Product, injected
 from fedamp_jax.models.layers import Lowered
 from fedamp_jax.models.selection import layers_named, leaves_named
 from fedamp_jax.trees import path_name, path_names
 from fedamp_jax.types import Array, Base, Batch, PyTree, Task, Variables
-
-A, B = "lora_a", "lora_b"
 
 
 def adapted(
@@ -163,7 +162,7 @@ class _Adapted:
             predict=predict,
             features=None if body is None else features,
             head_loss=None if rest is None else head_loss,
-            base=Base(self.merge, fingerprint),
+            base=Base(self.merge, fingerprint, self.scale),
         )
 
     def init(self, key: Array) -> Variables:
