@@ -103,12 +103,12 @@ class Base(NamedTuple):
     Attributes:
         merge: `Variables -> Variables`, from ONE client's parameters to those of the whole model.
         fingerprint: `() -> str`, a hash of the weights: what was trained on others is of no use with these.
-        scale: factor of the products `A B` of adapters, 1 without adapters.
+        scale: factor of the products `A B` of adapters; None without adapters.
     """
 
     merge: Callable[[Variables], Variables]
     fingerprint: Callable[[], str]
-    scale: float = 1.0
+    scale: float | None = None
 
 
 class Task(NamedTuple):

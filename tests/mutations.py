@@ -655,7 +655,7 @@ MUTATIONS = [
              "tests/models/test_adapters.py -k running"),
     Mutation("adapter-base-known-by-its-names", "fedamp_jax/models/adapters.py", "            found.update(np.ascontiguousarray(a).view(np.uint8).data)\n", "",
              "tests/models/test_adapters.py -k saved"),
-    Mutation("adapter-base-without-its-scale", "fedamp_jax/models/adapters.py", "repr(self.scale if self.layers else None)", "repr(None)",
+    Mutation("adapter-base-without-its-scale", "fedamp_jax/models/adapters.py", "repr(self.scale if self.layers else None).encode()", "repr(None).encode()",
              "tests/models/test_adapters.py -k saved"),
     Mutation("adapter-of-another-base-loaded", "fedamp_jax/saving.py", "task.base.fingerprint() != base", "False",
              "tests/models/test_adapters.py -k saved"),
@@ -679,7 +679,9 @@ MUTATIONS = [
              "tests/engine/test_low_rank.py -k attention_of"),
     Mutation("products-not-asked-for-heurfedamp", "fedamp_jax/algorithms/heurfedamp.py", "self_weight=own, geometry=geometry", "self_weight=own",
              "tests/engine/test_low_rank.py -k attention_of"),
-    Mutation("products-of-scale-1", "fedamp_jax/models/adapters.py", "fingerprint, self.scale)", "fingerprint)",
+    Mutation("products-whatever-of-says", "fedamp_jax/algorithms/fedamp.py", ' or of == "parameters"', "",
+             "tests/engine/test_low_rank.py -k weights_are_of"),
+    Mutation("products-of-scale-1", "fedamp_jax/models/adapters.py", "fingerprint, self.scale if", "fingerprint, 1.0 if",
              "tests/engine/test_low_rank.py -k attention_of"),
 ]  # fmt: skip
 

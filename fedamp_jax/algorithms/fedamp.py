@@ -25,7 +25,6 @@ from fedamp_jax.engine import (
     server,
     solve,
 )
-from fedamp_jax.engine.task_checks import check_task
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.trees import broadcast_like, check_float32, where
 from fedamp_jax.types import Algorithm, Array, Data, Info, PyTree, RoundError, Task, Variables
@@ -173,15 +172,12 @@ def proximal(alpha: Any, lam: Any) -> dict[str, Any]:
     return {"penalty": penalty, "numbers": lambda k, data: (of_clients("lam", lam, k, data),)}
 
 
-def geometry_of(task: Task, of: str) -> server.Geometry:
+def geometry_of(task: Task, solver: Solver, of: str) -> server.Geometry:
     """The geometry that `of` names in `fedamp` and `heurfedamp`."""
-    check_choice("of", of, ("parameters", "products"))
-    if of == "parameters":
-        return server.PARAMETERS
-    check_task(task)
-    if task.base is None:
-        raise ValueError('of="products" is for tasks with adapters, which fedamp_jax.models.adapted makes')
-    return low_rank.products(task.base.scale)
+    check_choice("of", of, ("models", "parameters"))
+    check_parts(task, solver)
+    scale = None if task.base is None else task.base.scale
+    return server.PARAMETERS if scale is None or of == "parameters" else low_rank.products(scale)
 
 
 def fedamp(
@@ -193,7 +189,7 @@ def fedamp(
     alpha: Any = ALPHA,
     lam: Any = 1.0,
     slope: attention.Slope = attention.neg_exp,
-    of: str = "parameters",
+    of: str = "models",
     **shared: Unpack[Shared],
 ) -> Algorithm:
     """FedAMP, Algorithm 1 of Huang et al. 2021: `u_i = sum_j xi_ij w_j` (Eq. 5), then each client minimises
@@ -216,8 +212,8 @@ def fedamp(
         lam: weight of the proximal term, at least 0; one per client `[M]`, or as alpha a number, a schedule or a
             tracer.
         slope: `log A'` of the attention-inducing function: `attention.neg_exp`, `scad`, `mcp`, or one of your own.
-        of: what distances are of: the `"parameters"`; or, for a task of `fedamp_jax.models.adapted`, the `"products"`
-            of its adapters, that is, of the models that they make, without forming these.
+        of: what distances are of. It matters with adapters alone (`fedamp_jax.models.adapted`): the `"models"` that
+            they make, and so the products A B, without forming these; or the `"parameters"`, A and B.
         **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
 
     Returns:
@@ -241,7 +237,7 @@ def fedamp(
             f"slope must be a function, fedamp_jax.attention.neg_exp, scad, mcp or one of your own, got {slope!r}"
         )
 
-    geometry = geometry_of(task, of)
+    geometry = geometry_of(task, solver, of)
 
     def given(models, edges, sigma, own, alpha: Any = 1.0):
         return attention.fedamp_weights(

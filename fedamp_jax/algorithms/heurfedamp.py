@@ -17,7 +17,7 @@ def heurfedamp(
     self_weight: Any,
     alpha: Any = ALPHA,
     lam: Any = 1.0,
-    of: str = "parameters",
+    of: str = "models",
     **shared: Unpack[Shared],
 ) -> Algorithm:
     """HeurFedAMP, Section 6 of Huang et al. 2021: FedAMP with weights from cosine similarities (Eq. 8).
@@ -32,7 +32,7 @@ def heurfedamp(
             `attention.auto()`.
         alpha: as in `fedamp`; here it only sets the proximal weight `lam / (2 alpha_k)`.
         lam: as in `fedamp`.
-        of: what cosines are of, as in `fedamp`.
+        of: what cosines are of, as in `fedamp`; with adapters, of the models' changes, without the base.
         **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
 
     Returns:
@@ -51,7 +51,7 @@ def heurfedamp(
         raise ValueError("self_weight must be given for heurfedamp: Eq. 8 treats xi_ii as a hyper-parameter in [0, 1]")
     attention.check_hyperparameters(sigma, self_weight)
 
-    geometry = geometry_of(task, of)
+    geometry = geometry_of(task, solver, of)
 
     def given(models, edges, sigma, own):
         return attention.heurfedamp_weights(models, edges, sigma=sigma, self_weight=own, geometry=geometry)

@@ -162,7 +162,7 @@ class _Adapted:
             predict=predict,
             features=None if body is None else features,
             head_loss=None if rest is None else head_loss,
-            base=Base(self.merge, fingerprint, self.scale),
+            base=Base(self.merge, fingerprint, self.scale if self.layers else None),
         )
 
     def init(self, key: Array) -> Variables:

@@ -11,7 +11,7 @@ from fedamp_jax import Placement, Solver
 from fedamp_jax.engine import low_rank, server
 from fedamp_jax.models import adapted
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import CLASSES, FEATURES, federation, tiny_task
+from tests.registry import CLASSES, FEATURES, federation, run_rounds, tiny_task
 
 KEY, M, SCALE = jax.random.key(0), 8, 0.7
 PLACES = {
@@ -100,7 +100,7 @@ def test_attention_of_a_round_is_that_of_merged_models(method, name):
     whole = fedamp_jax.models.mlp(CLASSES, hidden=(6,), shape=(FEATURES,))
     task, data = adapted(whole, whole.init(KEY), rank=2, scale=SCALE), federation()
     solver = Solver(optax.sgd(0.3), epochs=3, batch_size=4)
-    algorithm = getattr(fedamp_jax, method)(task, solver, sigma=2.0, self_weight=0.25, of="products", common_init=False)
+    algorithm = getattr(fedamp_jax, method)(task, solver, sigma=2.0, self_weight=0.25, common_init=False)
     placed = PLACES[name]().place(data)
     state = placed.placement.init(algorithm, KEY, placed)
     state, _ = fedamp_jax.round(algorithm, state, placed, jax.random.fold_in(KEY, 0))
@@ -129,10 +129,21 @@ def test_a_sweep_over_sigma():
     np.testing.assert_array_equal(jax.jit(jax.vmap(low_rank.products(SCALE).sq_dists))(trees)[0], alone)
 
 
-def test_products_need_adapters():
-    """Failed with an AttributeError of None."""
-    solver = Solver(optax.sgd(0.1))
-    with pytest.raises(ValueError, match='of="products" is for tasks with adapters'):
-        fedamp_jax.fedamp(tiny_task(), solver, sigma=1.0, self_weight=0.5, of="products")
-    with pytest.raises(ValueError, match="of must be one of 'parameters', 'products', got 'product'"):
-        fedamp_jax.heurfedamp(tiny_task(), solver, sigma=1.0, self_weight=0.5, of="product")
+@pytest.mark.parametrize("method", [fedamp_jax.fedamp, fedamp_jax.heurfedamp])
+def test_what_the_weights_are_of(method):
+    """Of the factors if one asks for it; without adapters, both are those of the parameters. Failed when `of` was not
+    read, and for a head alone, which has a base and no scale.
+    """
+    whole, data, solver = tiny_task(), federation(), Solver(optax.sgd(0.3), epochs=2, batch_size=4)
+    body = fedamp_jax.models.mlp(CLASSES, hidden=(6,), shape=(FEATURES,))
+    found = {}
+    head, adapters = adapted(whole, whole.init(KEY), rank=0), adapted(body, body.init(KEY), rank=2)
+    for name, task in (("whole", whole), ("head", head), ("adapters", adapters)):
+        for of in ("models", "parameters"):
+            algorithm = method(task, solver, sigma=3.0, self_weight=0.2, common_init=False, of=of)
+            found[name, of] = np.asarray(run_rounds(algorithm, data, rounds=2)[1][1].xi)
+    for name in ("whole", "head"):
+        np.testing.assert_array_equal(found[name, "models"], found[name, "parameters"])
+    assert np.abs(found["adapters", "models"] - found["adapters", "parameters"]).max() > 1e-3
+    with pytest.raises(ValueError, match="of must be one of 'models', 'parameters', got 'model'"):
+        method(whole, solver, sigma=1.0, self_weight=0.5, of="model")
