@@ -201,7 +201,7 @@ def test_one_copy_of_the_base_for_all_clients(name, dtype):
 
 
 def test_placements_agree():
-    """Two rounds of FedAMP. Failed on a mesh when the base lay on one device."""
+    """Two rounds of FedAMP. Failed with devices that read the examples of other devices' clients."""
     whole = fedamp_jax.models.mlp(CLASSES, hidden=(300, 1000), shape=(FEATURES,))
     task, data = adapted(whole, whole.init(KEY), rank=2), federation()
     algorithm = fedamp_jax.fedamp(task, Solver(optax.sgd(0.1), epochs=2, batch_size=4), sigma=1.0, self_weight=0.25)
@@ -232,8 +232,8 @@ def plain():
 
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in registry.ENTRIES])
 def test_every_method_trains_adapters(entry):
-    """One round: models are finite, differ from the start, and come without the base. Failed for a task without
-    `features`, which PFLEGO then took for one with.
+    """One round: models are finite, differ from the start, and come without the base. Failed for a task that
+    cannot be split, but had `features` and `head_loss`.
     """
     task, data = plain()[1], federation()
     algorithm = entry.make(task, Solver(optax.adam(0.05), epochs=2, batch_size=4))
@@ -314,7 +314,10 @@ def test_a_linear_probe():
 
 
 def test_what_words_name():
-    """Attention by the layers' paths, words and patterns, and what is trained itself has no adapter."""
+    """Attention by the layers' paths, words and patterns, and what is trained itself has no adapter.
+
+    Failed with adapters of trained layers, and of grouped convolutions.
+    """
 
     class Block(nn.Module):
         @nn.compact
