@@ -249,6 +249,7 @@ def fedamp_weights(
     alpha: Array,
     slope: Slope = neg_exp,
     self_weight: Array | None = None,
+    geometry: server.Geometry = server.PARAMETERS,
 ) -> Array:
     """FedAMP's weights: `xi_ij = alpha A'(||w_i - w_j||^2)` (Eq. 7), `xi_ii = 1 - sum_j xi_ij` (Eq. 5).
 
@@ -264,6 +265,7 @@ def fedamp_weights(
         slope: `log A'`.
         self_weight: None for the equations as printed, where a large alpha makes `xi_ii` negative (the caller must
             check); or `[]` or `[M]` float32: `xi_ii` itself, the others' weights then being normalised to `1 - xi_ii`.
+        geometry: the distances; those of all parameters by default.
 
     Returns:
         `[M, M]` float32, rows sum to 1.
@@ -273,7 +275,7 @@ def fedamp_weights(
     >>> [round(float(v), 3) for v in xi[0]]
     [0.5, 0.5, 0.0]
     """
-    t = server.sq_dists(models)
+    t = geometry.sq_dists(models)
     if isinstance(sigma, Perplexity):
         if slope is neg_exp:
             # exp(-nearest / sigma) cancels. Where the others are nearly equally far away, t / sigma is in the
@@ -292,7 +294,12 @@ def fedamp_weights(
 
 
 def heurfedamp_weights(
-    models: PyTree | ByParameters, edges: Array, *, sigma: Array | Perplexity, self_weight: Array
+    models: PyTree | ByParameters,
+    edges: Array,
+    *,
+    sigma: Array | Perplexity,
+    self_weight: Array,
+    geometry: server.Geometry = server.PARAMETERS,
 ) -> Array:
     """HeurFedAMP's weights: a softmax of `sigma cos(w_i, w_j)` over the others, times `1 - xi_ii` (Eq. 8).
 
@@ -301,6 +308,7 @@ def heurfedamp_weights(
         edges: as in `fedamp_weights`.
         sigma: `[]` float32, sharpness of the softmax, `[M, 1]` for one of each client's; or a `Perplexity`.
         self_weight: `[]` or `[M]` float32, `xi_ii`.
+        geometry: the cosines; those of all parameters by default.
 
     Returns:
         `[M, M]` float32, rows sum to 1, nothing negative.
@@ -310,7 +318,7 @@ def heurfedamp_weights(
     >>> [round(float(v), 3) for v in xi[0]]
     [0.5, 0.5, 0.0]
     """
-    cosines = server.cosines(models)
+    cosines = geometry.cosines(models)
     if isinstance(sigma, Perplexity):
         sigma = 1.0 / scales(lambda scale: cosines / scale, 1.0 - cosines, edges, sigma.k)
     return normalize(sigma * cosines, edges, self_weight)

@@ -143,6 +143,7 @@ def save_models(
         "names": names,
         "class_names": class_names,
         "classes": classes,
+        "base": None if task.base is None else task.base.fingerprint(),
         "about": {"version": __version__, **(about or {})},
     }
     try:
@@ -164,8 +165,8 @@ def load_models(path: str | os.PathLike[str], task: Task) -> Saved:
     Raises:
         FileNotFoundError: if there is no file.
         ValueError: if the path is none of this machine (see `files.local_path`), if `save_models` did not write it, if
-            it is damaged or of a later format, or if the models are of another task; the message names the parameter
-            that differs.
+            it is damaged or of a later format, or if the models are of another task or are adapters of another base;
+            the message names the parameter that differs.
     """
     path = local_path(path, "the models' path")
     with path.open("rb") as file:
@@ -179,6 +180,12 @@ def load_models(path: str | os.PathLike[str], task: Task) -> Saved:
         raise ValueError(f"{path} has format {header['format']}: a later version of fedamp_jax reads it")
     shapes = check_task(task)
     _refuse_other(header["leaves"], _kinds(shapes, 0), str(path))
+    base = header.get("base")  # files of earlier versions do not have it
+    if base is not None and (task.base is None or task.base.fingerprint() != base):
+        raise ValueError(
+            f"{path} holds adapters of another base than the task's: give fedamp_jax.models.adapted the base and the "
+            "scale that they were trained with"
+        )
     # npz knows no bfloat16 and gives its bits, as void.
     leaves = [jnp.asarray(a.view(b.dtype)) for a, b in zip(arrays, jax.tree.leaves(shapes), strict=True)]
     models = jax.tree.unflatten(jax.tree.structure(shapes), leaves)

@@ -110,6 +110,24 @@ def prefix_mask(prefixes: Sequence[str], params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(chosen, params)
 
 
+def normalization_mask(params: PyTree) -> PyTree:
+    """A tree of Python bools like the parameters, True where a leaf belongs to a normalization layer.
+
+    These are the layers that have a parameter `scale`, as all of Flax do, or `norm` in their name, as `BatchNorm_0`.
+
+    >>> normalization_mask({"bn": {"scale": 1.0, "bias": 0.0}, "norm1": {"bias": 0.0}, "Dense_0": {"bias": 0.0}})
+    {'Dense_0': {'bias': False}, 'bn': {'bias': True, 'scale': True}, 'norm1': {'bias': True}}
+    """
+    split = [name.rpartition("/") for name in path_names(params)]
+    scaled = {layer for layer, _, leaf in split if leaf == "scale"}
+
+    def normalizes(path: tuple, _: Array) -> bool:
+        layer = path_name(path).rpartition("/")[0]
+        return layer in scaled or "norm" in layer.rpartition("/")[2].lower()
+
+    return jax.tree_util.tree_map_with_path(normalizes, params)
+
+
 def inverse(mask: PyTree) -> PyTree:
     """A tree of Python bools, each the opposite."""
     return jax.tree.map(lambda chosen: not chosen, mask)

@@ -97,6 +97,20 @@ ACCURACY = Metric("accuracy", correct)
 """The share of examples whose label has the largest logit; the metric of a task that names none."""
 
 
+class Base(NamedTuple):
+    """Weights that a task closes over and does not train, such as those of a pretrained model.
+
+    Attributes:
+        merge: `Variables -> Variables`, from ONE client's parameters to those of the whole model.
+        fingerprint: `() -> str`, a hash of the weights: what was trained on others is of no use with these.
+        scale: factor of the products `A B` of adapters; None without adapters.
+    """
+
+    merge: Callable[[Variables], Variables]
+    fingerprint: Callable[[], str]
+    scale: float | None = None
+
+
 class Task(NamedTuple):
     """A model and its loss: pure functions for ONE client.
 
@@ -123,6 +137,7 @@ class Task(NamedTuple):
             be split there. Lets PFLEGO pass its data through the body once.
         head_loss: `(variables, features, batch) -> scalar`, the loss given the features; None without `features`.
         metrics: what is evaluated, each a `Metric`; the first one is the main one.
+        base: what the parameters are changes of, as `fedamp_jax.models.adapted` makes it; None for nothing.
     """
 
     init: Callable[[Array], Variables]
@@ -132,6 +147,7 @@ class Task(NamedTuple):
     features: Callable[[Variables, Batch, Array], tuple[Array, PyTree]] | None = None
     head_loss: Callable[[Variables, Array, Batch], Array] | None = None
     metrics: tuple[Metric, ...] = (ACCURACY,)
+    base: Base | None = None
 
 
 @jax.tree_util.register_static

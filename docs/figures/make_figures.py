@@ -281,7 +281,35 @@ def strength():
     save(figure, "strength")
 
 
-FIGURES = (one_round, stack, program, data, method, devices, convergence, strength)
+def adapters():
+    """FedAMP with a pretrained model: what clients train, and how soon attention finds their groups."""
+    rows = json.loads((HERE.parent.parent / "examples" / "adapters" / "images.json").read_text())["rows"]
+
+    def of(method, model, name):
+        return [row[name] for row in rows if (row["method"], row["model"]) == (method, model)]
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2), layout="constrained")
+    for model, edge in zip(("from nothing", "whole model", "head", "adapters"), EDGES):
+        sent, accuracy = of("FedAMP", model, "bytes"), of("FedAMP", model, "accuracy")
+        left.scatter(np.divide(sent, 1e3), accuracy, color=edge, s=28)
+        left.annotate(model, (sent[0] / 1e3, max(accuracy)), (0, 7), textcoords="offset points", ha="center")
+    left.set(
+        xscale="log", xlabel="KB that a client sends in a round", ylabel="accuracy", xlim=(1, 2000), title="FedAMP"
+    )
+    for method, label, edge in (
+        ("FedAMP", "of the products A B", EDGES[0]),
+        ("FedAMP, distances of A and B", "of A and B", EDGES[1]),
+    ):
+        share = np.mean(of(method, "adapters", "in_group"), axis=0)
+        right.plot(np.arange(1, len(share) + 1), share, color=edge, label=label)
+    right.set(xlabel="round", ylabel="weight in the own group", ylim=(0, 1.03), title="distances of adapters")
+    right.legend(frameon=False, loc="lower right")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    save(figure, "adapters")
+
+
+FIGURES = (one_round, stack, program, data, method, devices, convergence, strength, adapters)
 
 if __name__ == "__main__":
     for draw in FIGURES:

@@ -20,6 +20,7 @@ from fedamp_jax.engine import (
     check_parts,
     for_each_client,
     init_clients,
+    low_rank,
     of_clients,
     server,
     solve,
@@ -171,6 +172,14 @@ def proximal(alpha: Any, lam: Any) -> dict[str, Any]:
     return {"penalty": penalty, "numbers": lambda k, data: (of_clients("lam", lam, k, data),)}
 
 
+def geometry_of(task: Task, solver: Solver, of: str) -> server.Geometry:
+    """The geometry that `of` names in `fedamp` and `heurfedamp`."""
+    check_choice("of", of, ("models", "parameters"))
+    check_parts(task, solver)
+    scale = None if task.base is None else task.base.scale
+    return server.PARAMETERS if scale is None or of == "parameters" else low_rank.products(scale)
+
+
 def fedamp(
     task: Task,
     solver: Solver,
@@ -180,6 +189,7 @@ def fedamp(
     alpha: Any = ALPHA,
     lam: Any = 1.0,
     slope: attention.Slope = attention.neg_exp,
+    of: str = "models",
     **shared: Unpack[Shared],
 ) -> Algorithm:
     """FedAMP, Algorithm 1 of Huang et al. 2021: `u_i = sum_j xi_ij w_j` (Eq. 5), then each client minimises
@@ -202,6 +212,8 @@ def fedamp(
         lam: weight of the proximal term, at least 0; one per client `[M]`, or as alpha a number, a schedule or a
             tracer.
         slope: `log A'` of the attention-inducing function: `attention.neg_exp`, `scad`, `mcp`, or one of your own.
+        of: what distances are of. It matters with adapters alone (`fedamp_jax.models.adapted`): the `"models"` that
+            they make, and so the products A B, without forming these; or the `"parameters"`, A and B.
         **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
 
     Returns:
@@ -225,16 +237,20 @@ def fedamp(
             f"slope must be a function, fedamp_jax.attention.neg_exp, scad, mcp or one of your own, got {slope!r}"
         )
 
-    def of(models, edges, sigma, own, alpha: Any = 1.0):
-        return attention.fedamp_weights(models, edges, sigma=sigma, alpha=alpha, slope=slope, self_weight=own)
+    geometry = geometry_of(task, solver, of)
+
+    def given(models, edges, sigma, own, alpha: Any = 1.0):
+        return attention.fedamp_weights(
+            models, edges, sigma=sigma, alpha=alpha, slope=slope, self_weight=own, geometry=geometry
+        )
 
     if isinstance(sigma, attention.Auto):
-        chosen, memory = collaborators.found(task, solver, sigma, of)
+        chosen, memory = collaborators.found(task, solver, sigma, given)
         return attentive(task, solver, chosen, memory=memory, **proximal(alpha, lam), **shared)
 
     def weights(models, edges, k, data):
         own = None if self_weight is None else of_clients("self_weight", self_weight, k, data)
-        return of(models, edges, attention.sigma_at_round(sigma, k, data), own, at_round(alpha, k))
+        return given(models, edges, attention.sigma_at_round(sigma, k, data), own, at_round(alpha, k))
 
     explain = attention.explain if self_weight is None or attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

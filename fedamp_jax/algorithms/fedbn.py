@@ -6,26 +6,8 @@ import jax
 
 from fedamp_jax.algorithms.shared_body import Phase, shared_body
 from fedamp_jax.engine import Solver, check_parts
-from fedamp_jax.trees import path_name, path_names, prefix_mask
-from fedamp_jax.types import Algorithm, Array, PyTree, Task
-
-
-def normalization_mask(params: PyTree) -> PyTree:
-    """A tree of Python bools like the parameters, True where a leaf belongs to a normalization layer.
-
-    These are the layers that have a parameter `scale`, as all of Flax do, or `norm` in their name, as `BatchNorm_0`.
-
-    >>> normalization_mask({"bn": {"scale": 1.0, "bias": 0.0}, "norm1": {"bias": 0.0}, "Dense_0": {"bias": 0.0}})
-    {'Dense_0': {'bias': False}, 'bn': {'bias': True, 'scale': True}, 'norm1': {'bias': True}}
-    """
-    split = [name.rpartition("/") for name in path_names(params)]
-    scaled = {layer for layer, _, leaf in split if leaf == "scale"}
-
-    def normalizes(path: tuple, _: Array) -> bool:
-        layer = path_name(path).rpartition("/")[0]
-        return layer in scaled or "norm" in layer.rpartition("/")[2].lower()
-
-    return jax.tree_util.tree_map_with_path(normalizes, params)
+from fedamp_jax.trees import normalization_mask, path_names, prefix_mask
+from fedamp_jax.types import Algorithm, PyTree, Task
 
 
 def fedbn(task: Task, solver: Solver, *, layers: Sequence[str] | None = None) -> Algorithm:

@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 from fedamp_jax import attention
 from fedamp_jax.algorithms import collaborators
-from fedamp_jax.algorithms.fedamp import ALPHA, Shared, attentive, proximal
+from fedamp_jax.algorithms.fedamp import ALPHA, Shared, attentive, geometry_of, proximal
 from fedamp_jax.engine import Solver, of_clients
 from fedamp_jax.types import Algorithm, Task
 
@@ -17,6 +17,7 @@ def heurfedamp(
     self_weight: Any,
     alpha: Any = ALPHA,
     lam: Any = 1.0,
+    of: str = "models",
     **shared: Unpack[Shared],
 ) -> Algorithm:
     """HeurFedAMP, Section 6 of Huang et al. 2021: FedAMP with weights from cosine similarities (Eq. 8).
@@ -31,6 +32,7 @@ def heurfedamp(
             `attention.auto()`.
         alpha: as in `fedamp`; here it only sets the proximal weight `lam / (2 alpha_k)`.
         lam: as in `fedamp`.
+        of: what cosines are of, as in `fedamp`; with adapters, of the models' changes, without the base.
         **shared: `start`, `common_init`, `stats` and `stale`, see `attentive`.
 
     Returns:
@@ -49,16 +51,18 @@ def heurfedamp(
         raise ValueError("self_weight must be given for heurfedamp: Eq. 8 treats xi_ii as a hyper-parameter in [0, 1]")
     attention.check_hyperparameters(sigma, self_weight)
 
-    def of(models, edges, sigma, own):
-        return attention.heurfedamp_weights(models, edges, sigma=sigma, self_weight=own)
+    geometry = geometry_of(task, solver, of)
+
+    def given(models, edges, sigma, own):
+        return attention.heurfedamp_weights(models, edges, sigma=sigma, self_weight=own, geometry=geometry)
 
     if isinstance(sigma, attention.Auto):
-        chosen, memory = collaborators.found(task, solver, sigma, of)
+        chosen, memory = collaborators.found(task, solver, sigma, given)
         return attentive(task, solver, chosen, memory=memory, **proximal(alpha, lam), **shared)
 
     def weights(models, edges, k, data):
         own = of_clients("self_weight", self_weight, k, data)
-        return of(models, edges, attention.sigma_at_round(sigma, k, data), own)
+        return given(models, edges, attention.sigma_at_round(sigma, k, data), own)
 
     explain = attention.explain if attention.may_fail(sigma, self_weight) else None
     return attentive(task, solver, weights, **proximal(alpha, lam), explain=explain, **shared)

@@ -5,7 +5,7 @@ of the engine.
 """
 
 from fedamp_jax.checks import check_number
-from fedamp_jax.engine import server
+from fedamp_jax.engine import low_rank, server
 from fedamp_jax.engine.clients import (
     at_home,
     draw_epochs,
@@ -49,6 +49,7 @@ __all__ = [
     "init_model",
     "init_optimizer",
     "loss_difference",
+    "low_rank",
     "mean_loss",
     "of_clients",
     "resample_epochs",

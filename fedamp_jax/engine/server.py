@@ -5,6 +5,7 @@ one flat matrix. What sums over clients takes models that are laid out by parame
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +90,22 @@ def cosines(models: PyTree | ByParameters) -> Array:
     norm2 = sq_norms(models)
     inverse = jnp.where(norm2 > 0, jax.lax.rsqrt(jnp.where(norm2 > 0, norm2, jnp.ones_like(norm2))), 0.0)
     return 1.0 - sq_dists(models, inverse) / 2.0
+
+
+class Geometry(NamedTuple):
+    """What near means between models.
+
+    Attributes:
+        sq_dists: `models -> [M, M]` float32, squared distances; models as in `sq_dists`.
+        cosines: `models -> [M, M]` float32, cosine similarities.
+    """
+
+    sq_dists: Callable[[PyTree | ByParameters], Array]
+    cosines: Callable[[PyTree | ByParameters], Array]
+
+
+PARAMETERS = Geometry(sq_dists, cosines)
+"""The geometry of all parameters as one vector."""
 
 
 def sample_weights(data: Data, info: Info) -> Array:

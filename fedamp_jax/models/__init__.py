@@ -2,6 +2,7 @@
 the metrics that belong to them.
 """
 
+from fedamp_jax.models.adapters import adapted
 from fedamp_jax.models.convolutional import cifar_cnn, cnn
 from fedamp_jax.models.inputs import mask_like
 from fedamp_jax.models.losses import binary_cross_entropy, cross_entropy, multi_label, squared_error
@@ -21,6 +22,7 @@ __all__ = [
     "MAE",
     "MSE",
     "Classifier",
+    "adapted",
     "binary_cross_entropy",
     "cifar_cnn",
     "cnn",

@@ -1,5 +1,6 @@
 """Convolution layers of Linen modules, and the images that they take."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,23 @@ import flax.linen as nn
 from fedamp_jax.checks import check_integer
 from fedamp_jax.kernels.convolution import conv_general_dilated
 from fedamp_jax.types import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """`lax.conv_general_dilated` by a lowering of `kernels.convolution`, and max pooling of what it gives.
+
+    Attributes:
+        lowering: see `conv_general_dilated`.
+        pool: None for no pooling; a convolution without is linear in its kernel.
+    """
+
+    lowering: str = "auto"
+    pool: Callable[[Array], Array] | None = None
+
+    def __call__(self, *args: Any, **settings: Any) -> Array:
+        y = conv_general_dilated(*args, **settings, lowering=self.lowering)
+        return y if self.pool is None else self.pool(y)
 
 
 def conv(
@@ -34,10 +52,7 @@ def conv(
         The module.
     """
 
-    def lowered(*args: Any, **settings: Any) -> Array:
-        y = conv_general_dilated(*args, **settings, lowering=lowering)
-        return y if pool is None else pool(y)
-
+    lowered = Lowered(lowering, pool)
     return nn.Conv(features, (size, size), (stride, stride), "SAME", conv_general_dilated=lowered, **kwargs)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fedamp_jax.models.injection import inject
 from fedamp_jax.models.inputs import Inputs, keep_rows
 from fedamp_jax.models.losses import cross_entropy
 from fedamp_jax.models.modes import check_training, flag, keywords, warn_of_dropout
@@ -51,13 +52,15 @@ class _Module:
         return nnx.split(module, *_KINDS)
 
     def init(self, key: Array) -> Variables:
-        _, params, stats, _, _ = self.split(self.make(nnx.Rngs(key)))
+        made = self.make(nnx.Rngs(key))
+        inject(made, {})
+        _, params, stats, _, _ = self.split(made)
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(stats) if jax.tree.leaves(stats) else ())
 
     def merge(self, structure: Any, variables: Variables, key: Array) -> Any:
         def filled(like: Any, numbers: PyTree) -> Any:
             state = jax.tree.map(lambda a: a, like)  # a container of its own, which the next line changes
-            nnx.replace_by_pure_dict(state, numbers or {})
+            nnx.replace_by_pure_dict(state, _known(numbers or {}, nnx.to_pure_dict(like)))
             return state
 
         leaves, tree = jax.tree.flatten(self.rngs)
@@ -69,7 +72,9 @@ class _Module:
             jax.random.fold_in(key, i) if is_key(a) else jnp.zeros(a.shape, a.dtype) for i, a in enumerate(leaves)
         ]
         rngs = jax.tree.unflatten(tree, streams)
-        return nnx.merge(structure, filled(self.params, variables.params), filled(self.stats, variables.stats), rngs)
+        made = nnx.merge(structure, filled(self.params, variables.params), filled(self.stats, variables.stats), rngs)
+        inject(made, variables.params)
+        return made
 
     def call(self, module: Any, x: PyTree, mask: Array, train: bool) -> Any:
         return module(x, **keywords(module, "__call__", train, mask))
@@ -108,6 +113,11 @@ class _Module:
         check_training(stats, model, self.inputs, where + 1)
         if off:
             warn_of_dropout(off, where + 1)
+
+
+def _known(numbers: Any, like: Any) -> Any:
+    """The part of nested dictionaries that `like` has, too: without what is injected into layers."""
+    return {name: _known(numbers[name], inner) for name, inner in like.items()} if isinstance(like, dict) else numbers
 
 
 def _set_mode(module: Any, train: bool) -> None:

@@ -10,9 +10,8 @@ from flax import nnx
 
 import fedamp_jax
 from fedamp_jax import Solver
-from fedamp_jax.algorithms.fedbn import normalization_mask
 from fedamp_jax.models import from_linen, from_nnx
-from fedamp_jax.trees import path_name
+from fedamp_jax.trees import normalization_mask, path_name
 from tests.registry import CLASSES, FEATURES, federation, initial, run_rounds, tiny_task
 
 SOLVER = Solver(optax.adam(0.05), epochs=2, batch_size=4)
