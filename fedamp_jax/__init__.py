@@ -27,6 +27,7 @@ from fedamp_jax.algorithms.fedamp import attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
+from fedamp_jax.algorithms.fedproto import fedproto
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
@@ -107,6 +108,7 @@ __all__ = [
     "fedbn",
     "fedfomo",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedrecon",
     "fedrep",

@@ -123,6 +123,9 @@ class Task(NamedTuple):
             be split there. Lets PFLEGO pass its data through the body once.
         head_loss: `(variables, features, batch) -> scalar`, the loss given the features; None without `features`.
         metrics: what is evaluated, each a `Metric`; the first one is the main one.
+        predict_features: `(variables, x [B, ...]) -> features [B, ...]` float32, the body alone in evaluation mode,
+            whose features `predict` passes to the head; None if the model cannot be split there. For methods that
+            compare features: FedProto, FedPAC, kNN-Per.
     """
 
     init: Callable[[Array], Variables]
@@ -132,6 +135,7 @@ class Task(NamedTuple):
     features: Callable[[Variables, Batch, Array], tuple[Array, PyTree]] | None = None
     head_loss: Callable[[Variables, Array, Batch], Array] | None = None
     metrics: tuple[Metric, ...] = (ACCURACY,)
+    predict_features: Callable[[Variables, Any], Array] | None = None
 
 
 @jax.tree_util.register_static

@@ -62,7 +62,10 @@ def tiny_task(features: int = FEATURES, hidden: int = HIDDEN, classes: int = CLA
         h, stats = body_of(variables, batch, key)
         return head_loss(variables, h, batch), stats
 
-    return Task(init, loss, predict, ("head",), body_of, head_loss)
+    def features_of(variables, x):
+        return body(variables.params, x)
+
+    return Task(init, loss, predict, ("head",), body_of, head_loss, predict_features=features_of)
 
 
 def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES, kinds: int = 2, classes: Sequence[int] = ()) -> Data:
@@ -191,6 +194,10 @@ VARIANTS: dict[str, list[Entry]] = {
     "Per-FedAvg": [
         _entry(fedamp_jax.perfedavg, alpha=0.1, beta=0.3),
         _entry(fedamp_jax.perfedavg, "perfedavg, exact", alpha=0.1, beta=0.3, hessian="exact"),
+    ],
+    "FedProto": [
+        _entry(fedamp_jax.fedproto),
+        _entry(fedamp_jax.fedproto, "fedproto, prototypes", predict="prototype"),
     ],
     # With the default pull Adam's steps are larger than the way to the minimum.
     "pFedMe": [_entry(fedamp_jax.pfedme, lam=1.0, eta=0.5)],

@@ -324,6 +324,7 @@ TRAFFIC = {
     "fedbn": {"all-reduce": 1},
     "fedrod": {"all-reduce": 1},
     "perfedavg": {"all-reduce": 1},
+    "fedproto": {"all-reduce": 0.25},  # the prototypes
 }
 
 

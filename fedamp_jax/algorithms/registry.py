@@ -18,6 +18,7 @@ from fedamp_jax.algorithms.fedamp import Shared, attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
+from fedamp_jax.algorithms.fedproto import fedproto
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
@@ -136,6 +137,7 @@ METHODS: dict[str, Method] = {
         Method("FedBN", fedbn, "Li, Jiang et al. 2021", any_model=False),
         Method("FedRoD", fedrod, "Chen and Chao 2022"),
         Method("Per-FedAvg", perfedavg, "Fallah et al. 2020", lambda s: {"alpha": s.sgd_rate, "beta": s.sgd_rate}),
+        Method("FedProto", fedproto, "Tan et al. 2022"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

@@ -16,6 +16,14 @@ from fedamp_jax.engine.clients import (
     resample_epochs,
     stream,
 )
+from fedamp_jax.engine.features import (
+    Centroids,
+    aligned,
+    check_features,
+    class_means,
+    init_centroids,
+    mean_centroids,
+)
 from fedamp_jax.engine.hyperparameters import at_round, broadcast_to_clients, of_clients
 from fedamp_jax.engine.minibatches import (
     as_client,
@@ -30,25 +38,31 @@ from fedamp_jax.engine.solver import Local, Penalty, Prox, Solver, check_parts, 
 from fedamp_jax.engine.validation import cross_losses, loss_difference, split_client
 
 __all__ = [
+    "Centroids",
     "Local",
     "Penalty",
     "Prox",
     "Solver",
+    "aligned",
     "as_client",
     "at_home",
     "at_round",
     "broadcast_to_clients",
+    "check_features",
     "check_number",
     "check_parts",
+    "class_means",
     "cross_losses",
     "draw_epochs",
     "for_each_client",
     "for_each_minibatch",
     "full_gradient",
+    "init_centroids",
     "init_clients",
     "init_model",
     "init_optimizer",
     "loss_difference",
+    "mean_centroids",
     "mean_loss",
     "of_clients",
     "resample_epochs",

@@ -25,6 +25,7 @@ from tests.oracles import fedamp as o_fedamp
 from tests.oracles import fedavg as o_fedavg
 from tests.oracles import fedbn as o_fedbn
 from tests.oracles import fedfomo as o_fedfomo
+from tests.oracles import fedproto as o_fedproto
 from tests.oracles import fedrecon as o_fedrecon
 from tests.oracles import fedrod as o_fedrod
 from tests.oracles import fine_tuned as o_fine_tuned
@@ -603,6 +604,38 @@ def test_perfedavg(hessian, stats):
     same(ours.params, o_perfedavg.personalize(expected, w.clients, hyper["alpha"]))
     running = w.statistics(stats, w.steps)
     same(ours.stats, [o_statistics.follow(*each) for each in zip(running, w.clients, in_order(w))])
+
+
+def same_prototypes(ours, theirs):
+    """Centroids against {class: mean}."""
+    known = np.flatnonzero(np.asarray(ours.counts)).tolist()
+    assert known == sorted(theirs)
+    for c in known:
+        np.testing.assert_allclose(ours.mean[c], theirs[c], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("lam", [0.8, np.array([0.0, 3.0, 1.5])], ids=["one", "of each"])
+def test_fedproto(lam):
+    """Failed with the term in the first round, drawn to zeros, with a plain mean of the prototypes, with a class that
+    nobody had in the round set to zero, and with prototypes by the models from before training.
+
+    Only the second client has the third class, and it is absent in the first round and in the third.
+    """
+    w = world((7, 3, 10), (2, 3, 2))
+    assert [int((client["y"] == 2).sum() > 0) for client in w.clients] == [0, 1, 0]
+    algorithm = fedamp_jax.fedproto(TASK, solver(), lam=lam, common_init=False)
+    state, _ = play(algorithm, w)
+    expected = {"models": start(common=False), "prototypes": {}}
+    for k in range(ROUNDS):
+        expected = w.round(o_fedproto.round, expected, k, optimizer=O_ADAM, lam=lam)
+    same(state.clients.variables.params, expected["models"])
+    same(state.clients.variables.stats, w.statistics("own", w.steps))
+    same_prototypes(state.prototypes, expected["prototypes"])
+    near = fedamp_jax.fedproto(TASK, solver(), predict="prototype").personalize(KEY_USE, state, w.data)
+    for i, client in enumerate(w.clients):
+        one = jax.tree.map(lambda a, i=i: a[i], near)
+        found = TASK.predict(one, jnp.asarray(client["x"], jnp.float32)).argmax(axis=1)
+        np.testing.assert_array_equal(found, o_fedproto.nearest(expected, i, client["x"]))
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])

@@ -68,7 +68,7 @@ def _by_rule(factory, task, algorithm, joined, before, everybody):
     """What newcomers start from, written from each method's description."""
     part = lambda tree: jax.tree.leaves(rows(tree, slice(OLD, None)))  # noqa: E731
     initial = task.init(KEY)
-    if factory == "separate":
+    if factory in ("separate", "fedproto"):
         fresh = algorithm.init(KEY, everybody)
         pairs = zip(part(joined.clients.variables), part(fresh.clients.variables), strict=True)
     elif factory in ("fedavg", "fedprox", "perfedavg"):
