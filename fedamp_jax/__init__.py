@@ -33,6 +33,7 @@ from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
+from fedamp_jax.algorithms.knnper import knnper
 from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
 from fedamp_jax.algorithms.perfedavg import perfedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
@@ -116,6 +117,7 @@ __all__ = [
     "fine_tuned",
     "heurfedamp",
     "ifca",
+    "knnper",
     "lg_fedavg",
     "perfedavg",
     "pfedgraph",

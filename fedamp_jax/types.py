@@ -265,6 +265,8 @@ class Algorithm(NamedTuple):
         join: `(state, fresh) -> state`, how further clients start (see `fedamp_jax.join`): `fresh` is what `init` gives
             all clients, with the newcomers last, and comes back with what newcomers get in leaves `[M, ...]`; the other
             clients' rows there, and leaves without clients, are not read. None: newcomers start as in `init`.
+        reader: `data -> Task`, for a method whose models are none of the task that it trains: the task whose `predict`
+            reads what `personalize` gives for these training data. None: the task that it was made with.
     """
 
     init: Callable[[Array, Data], Any]
@@ -272,3 +274,4 @@ class Algorithm(NamedTuple):
     personalize: Callable[[Array, Any, Data], Variables]
     explain: Callable[[Info, Data], RoundError] | None = None
     join: Callable[[Any, Any], Any] | None = None
+    reader: Callable[[Data], Task] | None = None

@@ -13,7 +13,7 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Placement, placement
 from fedamp_jax.driver.checkpoint import Checkpoints
-from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scores
+from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scores, reader_of
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.programs.memory import collectives
 from tests import registry
@@ -29,7 +29,8 @@ entry = registry.one_after_the_other(registry.ENTRIES)
 
 SHARED = {
     **dict.fromkeys(
-        ("fedavg", "fedprox", "perfedavg", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon", "fedrod"), ".stats"
+        ("fedavg", "fedprox", "perfedavg", "knnper", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon", "fedrod"),
+        ".stats",
     ),
     "scaffold": ".clients.stats",
     "ditto": ".shared.stats",
@@ -325,6 +326,7 @@ TRAFFIC = {
     "fedrod": {"all-reduce": 1},
     "perfedavg": {"all-reduce": 1},
     "fedproto": {"all-reduce": 0.25},  # the prototypes
+    "knnper": {"all-reduce": 1},
 }
 
 
@@ -357,7 +359,8 @@ def test_what_crosses_between_devices(entry):
     parameters = sum(a.size for a in jax.tree.leaves(jax.eval_shape(task.init, key)))
     program = compiled_round.lower(algorithm.round, state, spread, key).compile()
     assert_traffic(entry, program, parameters, m, devices)
-    program = compiled_personal_scores.lower(task, algorithm.personalize, key, state, spread, spread).compile()
+    reads = reader_of(task, algorithm, spread)
+    program = compiled_personal_scores.lower(reads, algorithm.personalize, key, state, spread, spread).compile()
     assert collectives(program.as_text()) == {"all-gather": [4 * m]}
     try:
         plain = jax.jit(algorithm.round).lower(key, state, spread)

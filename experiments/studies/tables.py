@@ -40,7 +40,7 @@ from fedamp_jax.report.sweeps import sweeps
 from fedamp_jax.runner import command_line, messages
 
 _ADDED = (
-    ("FedProto",),
+    ("FedProto", "kNN-Per"),
     ("LG-FedAvg", "FedRoD", "Per-FedAvg"),
     ("IFCA", "CFL"),
     ("pFedMe", "FedFomo", "pFedGraph"),

@@ -24,6 +24,7 @@ from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
+from fedamp_jax.algorithms.knnper import knnper
 from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
 from fedamp_jax.algorithms.perfedavg import perfedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
@@ -138,6 +139,7 @@ METHODS: dict[str, Method] = {
         Method("FedRoD", fedrod, "Chen and Chao 2022"),
         Method("Per-FedAvg", perfedavg, "Fallah et al. 2020", lambda s: {"alpha": s.sgd_rate, "beta": s.sgd_rate}),
         Method("FedProto", fedproto, "Tan et al. 2022"),
+        Method("kNN-Per", knnper, "Marfoq et al. 2022"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

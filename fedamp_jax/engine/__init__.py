@@ -21,6 +21,7 @@ from fedamp_jax.engine.features import (
     aligned,
     check_features,
     class_means,
+    flat_features,
     init_centroids,
     mean_centroids,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "class_means",
     "cross_losses",
     "draw_epochs",
+    "flat_features",
     "for_each_client",
     "for_each_minibatch",
     "full_gradient",

@@ -50,7 +50,7 @@ def init_centroids(method: str, task: Task, data: Data) -> Centroids:
         TypeError: if y are no labels.
     """
     if not jnp.issubdtype(data.y.dtype, jnp.integer):
-        raise TypeError(f"{method} takes the mean features of each class, but y is {data.y.dtype}: use another method")
+        raise TypeError(f"{method} needs labels, but y is {data.y.dtype}: use another method")
 
     def outputs(x: PyTree) -> tuple[Array, Array]:
         variables, x = task.init(jax.random.key(0)), jax.tree.map(lambda a: a[:1], x)

@@ -116,5 +116,5 @@ def test_what_has_no_features_or_labels_is_refused():
     ):
         fedamp_jax.fedproto(deep, SGD, predict="prototype")
     targets = from_lists([np.zeros((4, FEATURES), np.float32)], [np.zeros(4, np.float32)], classes=0)
-    with pytest.raises(TypeError, match="takes the mean features of each class, but y is float32"):
+    with pytest.raises(TypeError, match="needs labels, but y is float32"):
         fedamp_jax.fedproto(TASK, SGD).init(KEY, targets)

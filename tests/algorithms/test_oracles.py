@@ -31,6 +31,7 @@ from tests.oracles import fedrod as o_fedrod
 from tests.oracles import fine_tuned as o_fine_tuned
 from tests.oracles import heurfedamp as o_heurfedamp
 from tests.oracles import ifca as o_ifca
+from tests.oracles import knnper as o_knnper
 from tests.oracles import lg_fedavg as o_lg_fedavg
 from tests.oracles import optimizers as o_opt
 from tests.oracles import perfedavg as o_perfedavg
@@ -636,6 +637,44 @@ def test_fedproto(lam):
         one = jax.tree.map(lambda a, i=i: a[i], near)
         found = TASK.predict(one, jnp.asarray(client["x"], jnp.float32)).argmax(axis=1)
         np.testing.assert_array_equal(found, o_fedproto.nearest(expected, i, client["x"]))
+
+
+KNNPER = {"chosen": {"lam": None}, "one": {"lam": 0.6}, "of each": {"lam": np.array([0.1, 0.9, 0.4]),
+                                                                   "scale": np.array([0.5, 0.02, 2.0])}}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KNNPER)
+def test_knnper(case):
+    """Failed with training on the validation examples where lam is chosen, with these alone as neighbours, with those
+    of training alone in the end, with the distance in place of its square, and with the softmax over all classes.
+    """
+    hyper = KNNPER[case]
+    w, found = world((9, 4, 12)), hyper["lam"] is None
+    algorithm = fedamp_jax.knnper(TASK, solver(), k=3, validation=0.3, split_seed=5, **hyper)
+    state, _ = play(algorithm, w)
+    halves = [w.split(jax.random.fold_in(jax.random.key(5), i), i, 0.3) for i in range(3)]
+    training = [rows if found else np.arange(len(c["y"])) for (rows, _), c in zip(halves, w.clients)]
+
+    def steps(k):
+        local = w.batches(w.key(k), sizes=[len(rows) for rows in training])
+        return [[rows[some] for some in client] for rows, client in zip(training, local)]
+
+    expected = {"global": start()[0]}
+    for k in range(ROUNDS):
+        expected = w.round(o_fedavg.fedavg, expected, k, steps(k), optimizer=O_ADAM)
+    same_one(state.params, expected["global"])
+    models, reads = personal(algorithm, state, w.data), algorithm.reader(w.data)
+    lams = []
+    for i, client in enumerate(w.clients):
+        g, scale_i = expected["global"], np.broadcast_to(hyper.get("scale", 1.0), 3)[i]
+        lam_i = o_knnper.choose(g, client, *halves[i], 3, scale_i) if found else np.broadcast_to(hyper["lam"], 3)[i]
+        one, lams = jax.tree.map(lambda a, i=i: a[i], models), [*lams, lam_i]
+        np.testing.assert_allclose(one.stats["memory"].lam, lam_i, rtol=1e-6)
+        x = client["x"] + np.random.default_rng(i).normal(size=client["x"].shape) / 2
+        ours = reads.predict(one, jnp.asarray(x, jnp.float32))[:, : client["classes"]]
+        theirs = o_knnper.predict(g, client, np.arange(len(client["y"])), lam_i, x, 3, scale_i)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=1e-4)
+    assert len(set(lams)) > 1 or case == "one"
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])
