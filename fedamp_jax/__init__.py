@@ -23,6 +23,7 @@ from fedamp_jax.algorithms.apfl import apfl
 from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.corrupted import corrupted
 from fedamp_jax.algorithms.ditto import ditto
+from fedamp_jax.algorithms.fedala import fedala
 from fedamp_jax.algorithms.fedamp import attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
@@ -103,6 +104,7 @@ __all__ = [
     "apfl",
     "cfl",
     "ditto",
+    "fedala",
     "fedamp",
     "fedavg",
     "fedbabu",

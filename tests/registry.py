@@ -195,6 +195,10 @@ VARIANTS: dict[str, list[Entry]] = {
         _entry(fedamp_jax.perfedavg, alpha=0.1, beta=0.3),
         _entry(fedamp_jax.perfedavg, "perfedavg, exact", alpha=0.1, beta=0.3, hessian="exact"),
     ],
+    "FedALA": [
+        _entry(fedamp_jax.fedala, eta=5.0),
+        _entry(fedamp_jax.fedala, "fedala, all layers", eta=5.0, share=1.0, layers=("body", "head"), stats="mix"),
+    ],
     "kNN-Per": [
         _entry(fedamp_jax.knnper, k=2, lam=None),
         _entry(fedamp_jax.knnper, "knnper, some", k=2, capacity=3),

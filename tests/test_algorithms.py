@@ -33,6 +33,7 @@ SHARED = {
         ".stats",
     ),
     "scaffold": ".clients.stats",
+    "fedala": ".clients.variables.stats",
     "ditto": ".shared.stats",
     "pflego": ".model.stats",
     "cfl": ".cluster",
@@ -327,6 +328,7 @@ TRAFFIC = {
     "perfedavg": {"all-reduce": 1},
     "fedproto": {"all-reduce": 0.25},  # the prototypes
     "knnper": {"all-reduce": 1},
+    "fedala": {"all-reduce": 1},
 }
 
 

@@ -14,6 +14,7 @@ import optax
 from fedamp_jax.algorithms.apfl import apfl
 from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.ditto import ditto
+from fedamp_jax.algorithms.fedala import fedala
 from fedamp_jax.algorithms.fedamp import Shared, attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
@@ -140,6 +141,7 @@ METHODS: dict[str, Method] = {
         Method("Per-FedAvg", perfedavg, "Fallah et al. 2020", lambda s: {"alpha": s.sgd_rate, "beta": s.sgd_rate}),
         Method("FedProto", fedproto, "Tan et al. 2022"),
         Method("kNN-Per", knnper, "Marfoq et al. 2022"),
+        Method("FedALA", fedala, "Zhang et al. 2023"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

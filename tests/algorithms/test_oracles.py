@@ -21,6 +21,7 @@ from fedamp_jax.engine.minibatches import for_each_minibatch
 from tests.oracles import apfl as o_apfl
 from tests.oracles import cfl as o_cfl
 from tests.oracles import ditto as o_ditto
+from tests.oracles import fedala as o_fedala
 from tests.oracles import fedamp as o_fedamp
 from tests.oracles import fedavg as o_fedavg
 from tests.oracles import fedbn as o_fedbn
@@ -675,6 +676,39 @@ def test_knnper(case):
         theirs = o_knnper.predict(g, client, np.arange(len(client["y"])), lam_i, x, 3, scale_i)
         np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=1e-4)
     assert len(set(lams)) > 1 or case == "one"
+
+
+@pytest.mark.parametrize("stats", ["local", "mix"])
+def test_fedala(stats):
+    """Failed with the last online client's model in place of the client's own, with the global body in the client's
+    own place, with steps on W_i in a client's first round, with as many passes in every round, without the clip, and
+    with W_i that starts anew.
+    """
+    w, eta = world((9, 4, 12), (3, 3, 3)), np.array([20.0, 40.0, 60.0])
+    algorithm = fedamp_jax.fedala(TASK, solver(), eta=eta, share=0.6, first_epochs=5, stats=stats)
+    state, _ = play(algorithm, w)
+
+    def passes(k, i, many):
+        key = w.phase_key(w.key(k), i)
+        rows = w.split(engine.stream("share", key), i, 0.6)[1]
+        one = w.data.client(i)._replace(size=jnp.int32(len(rows)))
+        count, read = read_by(5 if many else 1, one, engine.stream("weights", key))
+        return [rows[some[some < w.data.longest]] for some in np.asarray(read)[: int(count)]]
+
+    ones = jax.tree.map(np.ones_like, start()[0]["head"])
+    expected = {"global": start()[0], "models": start(), "weights": [ones] * 3, "turns": [0] * 3}
+    for k in range(ROUNDS):
+        expected = w.round(o_fedala.round, expected, k, optimizer=O_ADAM, eta=eta,
+                           passes=functools.partial(passes, k))  # fmt: skip
+    assert state.turns.tolist() == expected["turns"] == [4, 2, 3]
+    same_one(state.params, expected["global"])
+    same(state.clients.variables.params, expected["models"])
+    same(state.weights["head"], expected["weights"])
+    flat = np.concatenate([np.ravel(a) for a in jax.tree.leaves(expected["weights"])])
+    assert (flat == 0).any() and (flat == 1).any() and ((flat > 0) & (flat < 1)).any()
+    ours = personal(algorithm, state, w.data)
+    same(ours.params, o_fedala.personalize(expected))
+    same(ours.stats, w.statistics(stats, w.steps))
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])
