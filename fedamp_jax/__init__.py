@@ -28,6 +28,7 @@ from fedamp_jax.algorithms.fedamp import attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
+from fedamp_jax.algorithms.fedpac import fedpac
 from fedamp_jax.algorithms.fedproto import fedproto
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fedrod import fedrod
@@ -110,6 +111,7 @@ __all__ = [
     "fedbabu",
     "fedbn",
     "fedfomo",
+    "fedpac",
     "fedper",
     "fedproto",
     "fedprox",

@@ -36,6 +36,7 @@ SHARED = {
     "fedala": ".clients.variables.stats",
     "ditto": ".shared.stats",
     "pflego": ".model.stats",
+    "fedpac": ".model.stats",
     "cfl": ".cluster",
 }
 """What has a row for each client and is nevertheless the server's: running statistics that it averages, clusters."""
@@ -329,6 +330,7 @@ TRAFFIC = {
     "fedproto": {"all-reduce": 0.25},  # the prototypes
     "knnper": {"all-reduce": 1},
     "fedala": {"all-reduce": 1},
+    "fedpac": {"all-to-all": 0.7, "all-reduce": 1},  # statistics, heads there and back; body and class means
 }
 
 

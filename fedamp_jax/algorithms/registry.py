@@ -19,6 +19,7 @@ from fedamp_jax.algorithms.fedamp import Shared, attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
+from fedamp_jax.algorithms.fedpac import fedpac
 from fedamp_jax.algorithms.fedproto import fedproto
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fedrod import fedrod
@@ -142,6 +143,7 @@ METHODS: dict[str, Method] = {
         Method("FedProto", fedproto, "Tan et al. 2022"),
         Method("kNN-Per", knnper, "Marfoq et al. 2022"),
         Method("FedALA", fedala, "Zhang et al. 2023"),
+        Method("FedPAC", fedpac, "Xu et al. 2023"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

@@ -61,6 +61,34 @@ def init_centroids(method: str, task: Task, data: Data) -> Centroids:
     return Centroids(jnp.zeros((classes, features.shape[1]), jnp.float32), jnp.zeros((classes,), jnp.float32))
 
 
+def feature_statistics(
+    task: Task, solver: Batching, client: Data, variables: Variables, like: Centroids
+) -> tuple[Centroids, Array]:
+    """Of ALL of one client's data in evaluation mode: mean features by class, and the mean of `||h(x)||^2`, `[]`.
+
+    Args:
+        task: the model.
+        solver: for the batch size.
+        client: ONE client's `Data`.
+        variables: the client's model.
+        like: centroids of the shapes that are wanted.
+    """
+
+    def add(carry: tuple[Centroids, Array], batch: Batch, key: Array) -> tuple[Centroids, Array]:
+        sums, squares = carry
+        h = jnp.where(batch.mask[:, None], flat_features(task, variables, batch.x), 0.0)
+        of_class = batch.y[:, None] == jnp.arange(len(sums.counts), dtype=jnp.int32)[None]
+        of_class = (of_class & batch.mask[:, None]).astype(jnp.float32)
+        total = jnp.einsum("bc,bf->cf", of_class, h, precision="highest")
+        sums = Centroids(sums.mean + total, sums.counts + jnp.sum(of_class, axis=0))
+        return sums, squares + jnp.sum(jnp.square(h))
+
+    zero = jax.tree.map(jnp.zeros_like, like), jnp.zeros((), jnp.float32)
+    (sums, squares), _ = for_each_minibatch(solver, client, add, zero, jax.random.key(0), shuffle=False)
+    mean = sums.mean / jnp.maximum(sums.counts, 1.0)[:, None]
+    return sums._replace(mean=mean), squares / jnp.maximum(client.size, 1).astype(jnp.float32)
+
+
 def class_means(task: Task, solver: Batching, client: Data, variables: Variables, like: Centroids) -> Centroids:
     """The mean features of each class over ALL of one client's data, in evaluation mode; `like` has the shapes.
 
@@ -72,18 +100,7 @@ def class_means(task: Task, solver: Batching, client: Data, variables: Variables
     >>> found.mean.shape, int(found.counts.sum()) == int(train.size[0])
     ((10, 32), True)
     """
-
-    def add(sums: Centroids, batch: Batch, key: Array) -> Centroids:
-        h = flat_features(task, variables, batch.x)
-        of_class = batch.y[:, None] == jnp.arange(len(sums.counts), dtype=jnp.int32)[None]
-        of_class = (of_class & batch.mask[:, None]).astype(jnp.float32)
-        h = jnp.where(batch.mask[:, None], h, 0.0)
-        total = jnp.einsum("bc,bf->cf", of_class, h, precision="highest")
-        return Centroids(sums.mean + total, sums.counts + jnp.sum(of_class, axis=0))
-
-    zero = jax.tree.map(jnp.zeros_like, like)
-    sums, _ = for_each_minibatch(solver, client, add, zero, jax.random.key(0), shuffle=False)
-    return sums._replace(mean=sums.mean / jnp.maximum(sums.counts, 1.0)[:, None])
+    return feature_statistics(task, solver, client, variables, like)[0]
 
 
 def mean_centroids(clients: Centroids, present: Array, old: Centroids) -> Centroids:

@@ -42,7 +42,7 @@ KNOWN = {
     "IFCA": Style(BLUE, "-", "1"), "CFL": Style(RED, "-.", "2"), "LG-FedAvg": Style(ORANGE, ":", "3"),
     "FedBN": Style(PINK, "-.", "|"), "FedRoD": Style(RED, ":", "_"), "Per-FedAvg": Style(SKY, "--", "<"),
     "FedProto": Style(GREY, "--", ">"), "kNN-Per": Style(BLUE, ":", "v"),
-    "FedALA": Style(ORANGE, "--", "s"),
+    "FedALA": Style(ORANGE, "--", "s"), "FedPAC": Style(PINK, "--", "o"),
 }
 # fmt: on
 # Neighbours differ in all three. 8 colours and 4 lines make 32 pairs, and 23 markers share no factor with 32.

@@ -26,6 +26,7 @@ from tests.oracles import fedamp as o_fedamp
 from tests.oracles import fedavg as o_fedavg
 from tests.oracles import fedbn as o_fedbn
 from tests.oracles import fedfomo as o_fedfomo
+from tests.oracles import fedpac as o_fedpac
 from tests.oracles import fedproto as o_fedproto
 from tests.oracles import fedrecon as o_fedrecon
 from tests.oracles import fedrod as o_fedrod
@@ -709,6 +710,31 @@ def test_fedala(stats):
     ours = personal(algorithm, state, w.data)
     same(ours.params, o_fedala.personalize(expected))
     same(ours.stats, w.statistics(stats, w.steps))
+
+
+@pytest.mark.parametrize("stats", ["local", "mix"])
+def test_fedpac(stats):
+    """Failed with the statistics of the trained bodies, with class means in place of p_ic mu_ic, with V_i that does not
+    divide by n_i, with the absent client's last head combined, and with the head trained on the alignment, too.
+    """
+    w, lam = world((9, 4, 12), (3, 3, 3)), np.array([0.5, 2.0, 4.0])
+    head = Solver(SGD, epochs=1, batch_size=BATCH)
+    algorithm = fedamp_jax.fedpac(TASK, solver(), lam=lam, head_solver=head, common_init=False, stats=stats)
+    state, infos = play(algorithm, w)
+    own = start(common=False)
+    expected = {"body": start()[0]["body"], "heads": [one["head"] for one in own], "centroids": {}}
+    for k in range(ROUNDS):
+        both = [w.batches(w.key(k), 0, 1), w.batches(w.key(k), 1)]
+        expected = w.round(o_fedpac.round, expected, k, [list(each) for each in zip(*both)], optimizer=O_ADAM, lam=lam,
+                           head_optimizer=O_SGD)  # fmt: skip
+        np.testing.assert_allclose(infos[k].xi, expected["xi"], atol=2e-3)
+    assert any(0.05 < one < 0.95 for one in expected["xi"].ravel())
+    same_one(state.model.shared["body"], expected["body"])
+    same(state.model.own["head"], expected["heads"], rtol=2e-3, atol=2e-3)
+    same_prototypes(state.centroids, expected["centroids"])
+    same(state.model.stats, w.statistics(stats, lambda k: [
+        [*a, *b] for a, b in zip(w.batches(w.key(k), 0, 1), w.batches(w.key(k), 1))
+    ]))  # fmt: skip
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])
