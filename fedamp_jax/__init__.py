@@ -39,6 +39,7 @@ from fedamp_jax.algorithms.knnper import knnper
 from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
 from fedamp_jax.algorithms.perfedavg import perfedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
+from fedamp_jax.algorithms.pfedhn import pfedhn
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
 from fedamp_jax.algorithms.scaffold import scaffold
@@ -125,6 +126,7 @@ __all__ = [
     "lg_fedavg",
     "perfedavg",
     "pfedgraph",
+    "pfedhn",
     "pfedme",
     "pflego",
     "scaffold",

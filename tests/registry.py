@@ -200,6 +200,7 @@ VARIANTS: dict[str, list[Entry]] = {
         _entry(fedamp_jax.fedala, "fedala, all layers", eta=5.0, share=1.0, layers=("body", "head"), stats="mix"),
     ],
     "FedPAC": [_entry(fedamp_jax.fedpac, head_solver=Solver(optax.sgd(0.3), epochs=1, batch_size=4))],
+    "pFedHN": [_entry(fedamp_jax.pfedhn, embedding_dim=3, hidden=4, hidden_layers=1, rate=0.02)],
     "kNN-Per": [
         _entry(fedamp_jax.knnper, k=2, lam=None),
         _entry(fedamp_jax.knnper, "knnper, some", k=2, capacity=3),

@@ -29,7 +29,19 @@ entry = registry.one_after_the_other(registry.ENTRIES)
 
 SHARED = {
     **dict.fromkeys(
-        ("fedavg", "fedprox", "perfedavg", "knnper", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon", "fedrod"),
+        (
+            "fedavg",
+            "fedprox",
+            "perfedavg",
+            "knnper",
+            "pfedhn",
+            "apfl",
+            "fedper",
+            "fedrep",
+            "fedbabu",
+            "fedrecon",
+            "fedrod",
+        ),
         ".stats",
     ),
     "scaffold": ".clients.stats",
@@ -330,6 +342,7 @@ TRAFFIC = {
     "fedproto": {"all-reduce": 0.25},  # the prototypes
     "knnper": {"all-reduce": 1},
     "fedala": {"all-reduce": 1},
+    "pfedhn": {"all-reduce": 5},  # the hypernetwork's gradient
     "fedpac": {"all-to-all": 0.7, "all-reduce": 1},  # statistics, heads there and back; body and class means
 }
 

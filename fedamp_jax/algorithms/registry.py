@@ -30,6 +30,7 @@ from fedamp_jax.algorithms.knnper import knnper
 from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
 from fedamp_jax.algorithms.perfedavg import perfedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
+from fedamp_jax.algorithms.pfedhn import pfedhn
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
 from fedamp_jax.algorithms.scaffold import scaffold
@@ -144,6 +145,7 @@ METHODS: dict[str, Method] = {
         Method("kNN-Per", knnper, "Marfoq et al. 2022"),
         Method("FedALA", fedala, "Zhang et al. 2023"),
         Method("FedPAC", fedpac, "Xu et al. 2023"),
+        Method("pFedHN", pfedhn, "Shamsian et al. 2021"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

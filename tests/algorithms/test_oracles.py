@@ -38,6 +38,7 @@ from tests.oracles import lg_fedavg as o_lg_fedavg
 from tests.oracles import optimizers as o_opt
 from tests.oracles import perfedavg as o_perfedavg
 from tests.oracles import pfedgraph as o_pfedgraph
+from tests.oracles import pfedhn as o_pfedhn
 from tests.oracles import pfedme as o_pfedme
 from tests.oracles import pflego as o_pflego
 from tests.oracles import scaffold as o_scaffold
@@ -735,6 +736,40 @@ def test_fedpac(stats):
     same(state.model.stats, w.statistics(stats, lambda k: [
         [*a, *b] for a, b in zip(w.batches(w.key(k), 0, 1), w.batches(w.key(k), 1))
     ]))  # fmt: skip
+
+
+SERVERS = {
+    "adam": ({"rate": 0.01, "embedding_rate": np.array([0.03, 0.1, 0.2])}, o_opt.adam(0.01),
+             [o_opt.adam(rate) for rate in (0.03, 0.1, 0.2)]),
+    "sgd": ({"server_optimizer": optax.sgd(0.05, momentum=0.9)}, o_opt.momentum(0.05), [o_opt.momentum(0.05)] * 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("server", "stats"), [("adam", "mix"), ("sgd", "local")])
+def test_pfedhn(server, stats):
+    """Failed with the sign turned, with a plain mean in place of the sum, with the moments of the absent client's
+    embedding going on, with ReLU after the last layer, and with the network's step before the embeddings' gradient.
+    """
+    hyper, of_network, of_each = SERVERS[server]
+    w, shape = world(), {"embedding_dim": 3, "hidden": 4, "hidden_layers": 2}
+    algorithm = fedamp_jax.pfedhn(TASK, solver(), stats=stats, **shape, **hyper)
+    begin = initial(algorithm, KEY_INIT, w.data)
+    layers = {str(i): dict(zip(("kernel", "bias"), layer)) for i, layer in enumerate(begin.network.layers)}
+    phi = tree({"layers": layers, "kernels": begin.network.kernels, "biases": begin.network.biases})
+    jax.tree.map(np.testing.assert_array_equal, phi["biases"], start()[0])
+    expected = {"network": phi, "embeddings": trees(begin.embeddings),
+                "updates": (of_network(), [one() for one in of_each])}  # fmt: skip
+    state, _ = play(algorithm, w)
+    for k in range(ROUNDS):
+        expected = w.round(o_pfedhn.round, expected, k, optimizer=O_ADAM)
+    same_one(state.network.kernels, expected["network"]["kernels"])
+    same_one(state.network.biases, expected["network"]["biases"])
+    for i, layer in enumerate(state.network.layers):
+        same_one(dict(zip(("kernel", "bias"), layer)), expected["network"]["layers"][str(i)])
+    same(state.embeddings, expected["embeddings"])
+    ours = personal(algorithm, state, w.data)
+    same(ours.params, o_pfedhn.personalize(expected))
+    same(ours.stats, w.statistics(stats, w.steps))
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])

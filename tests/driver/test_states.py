@@ -68,7 +68,9 @@ def _by_rule(factory, task, algorithm, joined, before, everybody):
     """What newcomers start from, written from each method's description."""
     part = lambda tree: jax.tree.leaves(rows(tree, slice(OLD, None)))  # noqa: E731
     initial = task.init(KEY)
-    if factory in ("separate", "fedproto"):
+    if factory == "pfedhn":
+        pairs = [(joined.embeddings[OLD:], algorithm.init(KEY, everybody).embeddings[OLD:])]
+    elif factory in ("separate", "fedproto"):
         fresh = algorithm.init(KEY, everybody)
         pairs = zip(part(joined.clients.variables), part(fresh.clients.variables), strict=True)
     elif factory in ("fedavg", "fedprox", "perfedavg", "knnper"):
