@@ -49,8 +49,8 @@ def fedala(
     layers: Sequence[str] | None = None,
     stats: str = "local",
 ) -> Algorithm:
-    """FedALA, Algorithm 1 of Zhang et al. 2023: client i trains from `w_i + (w - w_i) * W_i` in its upper layers, and
-    from the global model w in the others; the server averages.
+    """FedALA (Zhang et al. 2023): client i trains from `w_i + (w - w_i) * W_i` in its upper layers, and from the global
+    model w in the others; the server averages.
 
     w_i is the client's own model after its last training, and W_i, of the shape of the upper layers, has a weight for
     each number. Before it trains, the client takes steps on W_i to lower the loss of the model that it would start

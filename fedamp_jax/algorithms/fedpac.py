@@ -103,7 +103,7 @@ def fedpac(
     common_init: bool = True,
     stats: str = "mix",
 ) -> Algorithm:
-    """FedPAC, Algorithm 1 of Xu et al. 2023: bodies whose features are drawn to global class means, and for each client
+    """FedPAC (Xu et al. 2023): bodies whose features are drawn to global class means, and for each client
     the combination of all heads that its feature statistics recommend.
 
     In a round a client computes, under the global body it received, `s_i = (p_ic mu_ic)_c` from its class frequencies

@@ -41,7 +41,7 @@ class FedProtoState(NamedTuple):
 def fedproto(
     task: Task, solver: Solver, *, lam: Any = 1.0, predict: str = "head", common_init: bool = True
 ) -> Algorithm:
-    """FedProto, Algorithm 1 of Tan et al. 2022: each client minimises its loss and the distance of its features from
+    """FedProto (Tan et al. 2022): each client minimises its loss and the distance of its features from
     the global prototypes, `F_i(w_i) + lam * mean of ||h_i(x) - P_y||^2 / F`, and models never leave it.
 
     A prototype is the mean of a client's features h_i(x) of one class, F of them. A round ends with the mean P_c of the

@@ -96,7 +96,7 @@ def pfedhn(
     server_optimizer: optax.GradientTransformation | None = None,
     stats: str = "mix",
 ) -> Algorithm:
-    """pFedHN, Algorithm 1 of Shamsian et al. 2021: client i trains from `theta_i = h(v_i; phi)` to theta'_i, and the
+    """pFedHN (Shamsian et al. 2021): client i trains from `theta_i = h(v_i; phi)` to theta'_i, and the
     server moves phi and v_i along `J' (theta'_i - theta_i)`, where J is the Jacobian of theta_i by phi or by v_i.
 
     The hypernetwork h is a perceptron of the client's embedding v_i, with a linear layer for each of the model's

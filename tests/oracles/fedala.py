@@ -1,4 +1,4 @@
-"""FedALA (Zhang et al. 2023, Algorithm 1), with the head as the upper layers.
+"""FedALA (Zhang et al. 2023), with the head as the upper layers.
 
 state = {"global": w, "models": [w_i], "weights": [W_i], "turns": [how often client i has trained]}.
 

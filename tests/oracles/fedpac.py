@@ -1,4 +1,4 @@
-"""FedPAC (Xu et al. 2023, Algorithm 1).
+"""FedPAC (Xu et al. 2023).
 
 state = {"body": tree, "heads": [tree], "centroids": {c: [H]}}; a round also returns "xi" [M, M], which it never reads.
 batches[i] = [head phase, body phase].

@@ -1,4 +1,4 @@
-"""FedProto (Tan et al. 2022, Algorithm 1).
+"""FedProto (Tan et al. 2022).
 
 state = {"models": [w_i], "prototypes": {c: [H]}}; a class that no client had yet is not among the prototypes.
 

@@ -1,4 +1,4 @@
-"""pFedHN (Shamsian et al. 2021, Algorithm 1), with all clients of a round in one step of the server.
+"""pFedHN (Shamsian et al. 2021), with all clients of a round in one step of the server.
 
 state = {"network": phi, "embeddings": [v_i], "updates": (of the network, [of each embedding])}, where updates are
 optimizers that remember. phi = {"layers": {"0": {"kernel", "bias"}, ...}, "kernels": tree, "biases": tree}.
