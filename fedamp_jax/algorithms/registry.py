@@ -55,7 +55,7 @@ class Setup(NamedTuple):
         lam: weight of their proximal term.
         mu: FedProx's.
         apfl_alpha: APFL's mixing weight.
-        sgd_rate: learning rate of SCAFFOLD, APFL and Per-FedAvg, which have steps of their own.
+        sgd_rate: learning rate of SCAFFOLD and APFL, which have steps of their own.
         ditto_lam: Ditto's.
         pflego: `Solver` of PFLEGO, whose epochs are tau, and its rates `(solver, beta, rho)`.
     """
@@ -140,7 +140,7 @@ METHODS: dict[str, Method] = {
         Method("LG-FedAvg", lg_fedavg, "Liang et al. 2020"),
         Method("FedBN", fedbn, "Li, Jiang et al. 2021", any_model=False),
         Method("FedRoD", fedrod, "Chen and Chao 2022"),
-        Method("Per-FedAvg", perfedavg, "Fallah et al. 2020", lambda s: {"alpha": s.sgd_rate, "beta": s.sgd_rate}),
+        Method("Per-FedAvg", perfedavg, "Fallah et al. 2020", lambda s: {"alpha": 0.1, "beta": 0.1}),
         Method("FedProto", fedproto, "Tan et al. 2022"),
         Method("kNN-Per", knnper, "Marfoq et al. 2022"),
         Method("FedALA", fedala, "Zhang et al. 2023"),
