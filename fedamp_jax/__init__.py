@@ -23,18 +23,23 @@ from fedamp_jax.algorithms.apfl import apfl
 from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.corrupted import corrupted
 from fedamp_jax.algorithms.ditto import ditto
+from fedamp_jax.algorithms.fedala import fedala
 from fedamp_jax.algorithms.fedamp import attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
+from fedamp_jax.algorithms.fedpac import fedpac
+from fedamp_jax.algorithms.fedproto import fedproto
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
+from fedamp_jax.algorithms.knnper import knnper
 from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
 from fedamp_jax.algorithms.perfedavg import perfedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
+from fedamp_jax.algorithms.pfedhn import pfedhn
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
 from fedamp_jax.algorithms.scaffold import scaffold
@@ -104,12 +109,15 @@ __all__ = [
     "apfl",
     "cfl",
     "ditto",
+    "fedala",
     "fedamp",
     "fedavg",
     "fedbabu",
     "fedbn",
     "fedfomo",
+    "fedpac",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedrecon",
     "fedrep",
@@ -117,9 +125,11 @@ __all__ = [
     "fine_tuned",
     "heurfedamp",
     "ifca",
+    "knnper",
     "lg_fedavg",
     "perfedavg",
     "pfedgraph",
+    "pfedhn",
     "pfedme",
     "pflego",
     "scaffold",

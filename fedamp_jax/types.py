@@ -138,6 +138,9 @@ class Task(NamedTuple):
         head_loss: `(variables, features, batch) -> scalar`, the loss given the features; None without `features`.
         metrics: what is evaluated, each a `Metric`; the first one is the main one.
         base: what the parameters are changes of, as `fedamp_jax.models.adapted` makes it; None for nothing.
+        predict_features: `(variables, x [B, ...]) -> features [B, ...]` float32, the body alone in evaluation mode,
+            whose features `predict` passes to the head; None if the model cannot be split there. For methods that
+            compare features: FedProto, FedPAC, kNN-Per.
     """
 
     init: Callable[[Array], Variables]
@@ -148,6 +151,7 @@ class Task(NamedTuple):
     head_loss: Callable[[Variables, Array, Batch], Array] | None = None
     metrics: tuple[Metric, ...] = (ACCURACY,)
     base: Base | None = None
+    predict_features: Callable[[Variables, Any], Array] | None = None
 
 
 @jax.tree_util.register_static
@@ -277,6 +281,8 @@ class Algorithm(NamedTuple):
         join: `(state, fresh) -> state`, how further clients start (see `fedamp_jax.join`): `fresh` is what `init` gives
             all clients, with the newcomers last, and comes back with what newcomers get in leaves `[M, ...]`; the other
             clients' rows there, and leaves without clients, are not read. None: newcomers start as in `init`.
+        reader: `data -> Task`, for a method whose models are none of the task that it trains: the task whose `predict`
+            reads what `personalize` gives for these training data. None: the task that it was made with.
     """
 
     init: Callable[[Array, Data], Any]
@@ -284,3 +290,4 @@ class Algorithm(NamedTuple):
     personalize: Callable[[Array, Any, Data], Variables]
     explain: Callable[[Info, Data], RoundError] | None = None
     join: Callable[[Any, Any], Any] | None = None
+    reader: Callable[[Data], Task] | None = None

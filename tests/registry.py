@@ -62,7 +62,10 @@ def tiny_task(features: int = FEATURES, hidden: int = HIDDEN, classes: int = CLA
         h, stats = body_of(variables, batch, key)
         return head_loss(variables, h, batch), stats
 
-    return Task(init, loss, predict, ("head",), body_of, head_loss)
+    def features_of(variables, x):
+        return body(variables.params, x)
+
+    return Task(init, loss, predict, ("head",), body_of, head_loss, predict_features=features_of)
 
 
 def federation(seed: int = 0, sizes: tuple[int, ...] = SIZES, kinds: int = 2, classes: Sequence[int] = ()) -> Data:
@@ -191,6 +194,20 @@ VARIANTS: dict[str, list[Entry]] = {
     "Per-FedAvg": [
         _entry(fedamp_jax.perfedavg, alpha=0.1, beta=0.3),
         _entry(fedamp_jax.perfedavg, "perfedavg, exact", alpha=0.1, beta=0.3, hessian="exact"),
+    ],
+    "FedALA": [
+        _entry(fedamp_jax.fedala, eta=5.0),
+        _entry(fedamp_jax.fedala, "fedala, all layers", eta=5.0, share=1.0, layers=("body", "head"), stats="mix"),
+    ],
+    "FedPAC": [_entry(fedamp_jax.fedpac, head_solver=Solver(optax.sgd(0.3), epochs=1, batch_size=4))],
+    "pFedHN": [_entry(fedamp_jax.pfedhn, embedding_dim=3, hidden=4, hidden_layers=1, rate=0.02)],
+    "kNN-Per": [
+        _entry(fedamp_jax.knnper, k=2, lam=None),
+        _entry(fedamp_jax.knnper, "knnper, some", k=2, capacity=3),
+    ],
+    "FedProto": [
+        _entry(fedamp_jax.fedproto),
+        _entry(fedamp_jax.fedproto, "fedproto, prototypes", predict="prototype"),
     ],
     # With the default pull Adam's steps are larger than the way to the minimum.
     "pFedMe": [_entry(fedamp_jax.pfedme, lam=1.0, eta=0.5)],

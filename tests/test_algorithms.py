@@ -13,7 +13,7 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Placement, placement, silos
 from fedamp_jax.driver.checkpoint import Checkpoints
-from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scores
+from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scores, reader_of
 from fedamp_jax.driver.rounds import compiled_round, round_keys
 from fedamp_jax.programs.memory import collectives
 from tests import registry
@@ -29,11 +29,26 @@ entry = registry.one_after_the_other(registry.ENTRIES)
 
 SHARED = {
     **dict.fromkeys(
-        ("fedavg", "fedprox", "perfedavg", "apfl", "fedper", "fedrep", "fedbabu", "fedrecon", "fedrod"), ".stats"
+        (
+            "fedavg",
+            "fedprox",
+            "perfedavg",
+            "knnper",
+            "pfedhn",
+            "apfl",
+            "fedper",
+            "fedrep",
+            "fedbabu",
+            "fedrecon",
+            "fedrod",
+        ),
+        ".stats",
     ),
     "scaffold": ".clients.stats",
+    "fedala": ".clients.variables.stats",
     "ditto": ".shared.stats",
     "pflego": ".model.stats",
+    "fedpac": ".model.stats",
     "cfl": ".cluster",
 }
 """What has a row for each client and is nevertheless the server's: running statistics that it averages, clusters."""
@@ -346,6 +361,11 @@ TRAFFIC = {
     "fedbn": {"all-reduce": 1},
     "fedrod": {"all-reduce": 1},
     "perfedavg": {"all-reduce": 1},
+    "fedproto": {"all-reduce": 0.25},  # the prototypes
+    "knnper": {"all-reduce": 1},
+    "fedala": {"all-reduce": 1},
+    "pfedhn": {"all-reduce": 5},  # the hypernetwork's gradient
+    "fedpac": {"all-to-all": 0.7, "all-reduce": 1},  # statistics, heads there and back; body and class means
 }
 
 
@@ -378,7 +398,8 @@ def test_what_crosses_between_devices(entry):
     parameters = sum(a.size for a in jax.tree.leaves(jax.eval_shape(task.init, key)))
     program = compiled_round.lower(algorithm.round, state, spread, key).compile()
     assert_traffic(entry, program, parameters, m, devices)
-    program = compiled_personal_scores.lower(task, algorithm.personalize, key, state, spread, spread).compile()
+    reads = reader_of(task, algorithm, spread)
+    program = compiled_personal_scores.lower(reads, algorithm.personalize, key, state, spread, spread).compile()
     assert collectives(program.as_text()) == {"all-gather": [4 * m]}
     try:
         plain = jax.jit(algorithm.round).lower(key, state, spread)

@@ -107,7 +107,8 @@ def unscaled(task: Task) -> Task:
 
     return task._replace(
         loss=lambda variables, batch, key: task.loss(variables, batch._replace(x=raw(batch.x)), key),
-        predict=lambda variables, x: task.predict(variables, raw(x)), features=None, head_loss=None,
+        predict=lambda variables, x: task.predict(variables, raw(x)),
+        features=None, head_loss=None, predict_features=None,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from fedamp_jax.report.sweeps import sweeps
 from fedamp_jax.runner import command_line, messages
 
 _ADDED = (
+    ("FedProto", "kNN-Per", "FedALA", "FedPAC", "pFedHN"),
     ("LG-FedAvg", "FedRoD", "Per-FedAvg"),
     ("IFCA", "CFL"),
     ("pFedMe", "FedFomo", "pFedGraph"),

@@ -1,5 +1,6 @@
 """FedAvg (McMahan et al. 2017) and FedProx (Li et al. 2020): one global model. FedProx is FedAvg with a penalty."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from fedamp_jax.engine import (
     solve,
 )
 from fedamp_jax.trees import broadcast
-from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
+from fedamp_jax.types import Algorithm, Array, Data, PyTree, Task, Variables
 
 
 class FedAvgState(NamedTuple):
@@ -62,6 +63,19 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
     >>> algorithm = fedamp_jax.fedprox(task, fedamp_jax.Solver(optax.adam(1e-3)), mu=0.01)
     """
+    return averaging(task, solver, mu=mu, stats=stats)
+
+
+def averaging(
+    task: Task, solver: Solver, *, mu: Any, stats: str, examples: Callable[[Data], Data] | None = None
+) -> Algorithm:
+    """`fedprox` on some of each client's examples.
+
+    Args:
+        task, solver, mu, stats: as in `fedprox`.
+        examples: `client -> client`, the examples that ONE client trains on; None for all. Means weigh by the number of
+            all of them.
+    """
     check_parts(task, solver)
     check_number("mu", mu, low=0, strict=False, allow_array=True)
     new_stats = server.statistics_policy(stats)
@@ -79,7 +93,8 @@ def fedprox(task: Task, solver: Solver, *, mu: Any = 0.01, stats: str = "mix") -
 
         def local(key, client, epochs, mine, *mu_i):
             penalty = Prox(state.params, *mu_i) if mu_i else None
-            return solve(task, solver, client, mine.variables, key, epochs=epochs, k=state.round, penalty=penalty,
+            some = examples(client) if examples else client
+            return solve(task, solver, some, mine.variables, key, epochs=epochs, k=state.round, penalty=penalty,
                          optimizer_state=mine.optimizer)  # fmt: skip
 
         received = Local(personalize(key, state, data), state.optimizer)

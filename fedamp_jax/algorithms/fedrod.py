@@ -29,8 +29,8 @@ def log_counts(solver: Solver, client: Data, classes: int) -> Array:
     return jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1.0)), jnp.float32(_ABSENT))
 
 
-def check_linear_head(task: Task) -> int:
-    """The number of classes of a head that is one linear layer with a bias.
+def check_linear_head(task: Task, why: str) -> int:
+    """The number of classes of a head that is one linear layer with a bias; `why` it must be one is for the message.
 
     Raises:
         ValueError: if it is anything else.
@@ -39,8 +39,8 @@ def check_linear_head(task: Task) -> int:
     shapes = sorted((a.shape for a in jax.tree.leaves(partition(params, head_mask(task, params))[0])), key=len)
     if [len(shape) for shape in shapes] != [1, 2] or shapes[0][0] != shapes[1][1] or shapes[0][0] < 2:
         raise ValueError(
-            "FedRoD adds the logits of two heads, for which a head must be one linear layer, with a bias [C] of at "
-            f"least two classes and a kernel [F, C], got parameters of the shapes {', '.join(map(str, shapes))} in "
+            f"{why}, for which a head must be one linear layer, with a bias [C] of at least two "
+            f"classes and a kernel [F, C], got parameters of the shapes {', '.join(map(str, shapes))} in "
             f"head={task.head}: give the model such a last layer, and name it as its head"
         )
     return shapes[0][0]
@@ -76,7 +76,7 @@ def fedrod(task: Task, solver: Solver, *, stats: str = "mix") -> Algorithm:
     >>> algorithm = fedamp_jax.fedrod(task, fedamp_jax.Solver(optax.adam(1e-3)))
     """
     check_parts(task, solver)
-    classes = check_linear_head(task)
+    classes = check_linear_head(task, "FedRoD adds the logits of two heads")
 
     def summed(params: PyTree) -> PyTree:
         head, body = partition(params["model"], head_mask(task, params["model"]))

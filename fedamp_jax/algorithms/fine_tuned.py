@@ -65,6 +65,7 @@ def fine_tuned(
 
     Raises:
         TypeError: an argument of the wrong kind.
+        ValueError: a base whose models the task does not read (`Algorithm.reader`), such as `knnper`.
 
     >>> import optax, fedamp_jax
     >>> task = fedamp_jax.models.mlp(classes=10, shape=(8, 8))
@@ -73,6 +74,11 @@ def fine_tuned(
     """
     check_parts(task, solver)
     check_type("base", base, Algorithm, "such as fedavg(task, solver)")
+    if base.reader is not None:
+        raise ValueError(
+            "base gives models that are none of the task, as kNN-Per's with their memory: fine-tune the method that it "
+            "is made of, such as fedavg(task, solver)"
+        )
     if penalty is not None and not callable(penalty):
         raise TypeError(
             "penalty must be a function (start, k) -> Penalty, such as lambda start, k: engine.Prox(start, 0.01), "

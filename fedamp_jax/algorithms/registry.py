@@ -14,18 +14,23 @@ import optax
 from fedamp_jax.algorithms.apfl import apfl
 from fedamp_jax.algorithms.cfl import cfl
 from fedamp_jax.algorithms.ditto import ditto
+from fedamp_jax.algorithms.fedala import fedala
 from fedamp_jax.algorithms.fedamp import Shared, attentive, fedamp
 from fedamp_jax.algorithms.fedavg import fedavg, fedprox
 from fedamp_jax.algorithms.fedbn import fedbn
 from fedamp_jax.algorithms.fedfomo import fedfomo
+from fedamp_jax.algorithms.fedpac import fedpac
+from fedamp_jax.algorithms.fedproto import fedproto
 from fedamp_jax.algorithms.fedrecon import fedrecon
 from fedamp_jax.algorithms.fedrod import fedrod
 from fedamp_jax.algorithms.fine_tuned import fine_tuned
 from fedamp_jax.algorithms.heurfedamp import heurfedamp
 from fedamp_jax.algorithms.ifca import ifca
+from fedamp_jax.algorithms.knnper import knnper
 from fedamp_jax.algorithms.lg_fedavg import lg_fedavg
 from fedamp_jax.algorithms.perfedavg import perfedavg
 from fedamp_jax.algorithms.pfedgraph import pfedgraph
+from fedamp_jax.algorithms.pfedhn import pfedhn
 from fedamp_jax.algorithms.pfedme import pfedme
 from fedamp_jax.algorithms.pflego import pflego
 from fedamp_jax.algorithms.scaffold import scaffold
@@ -50,7 +55,7 @@ class Setup(NamedTuple):
         lam: weight of their proximal term.
         mu: FedProx's.
         apfl_alpha: APFL's mixing weight.
-        sgd_rate: learning rate of SCAFFOLD, APFL and Per-FedAvg, which have steps of their own.
+        sgd_rate: learning rate of SCAFFOLD and APFL, which have steps of their own.
         ditto_lam: Ditto's.
         pflego: `Solver` of PFLEGO, whose epochs are tau, and its rates `(solver, beta, rho)`.
     """
@@ -135,7 +140,12 @@ METHODS: dict[str, Method] = {
         Method("LG-FedAvg", lg_fedavg, "Liang et al. 2020"),
         Method("FedBN", fedbn, "Li, Jiang et al. 2021", any_model=False),
         Method("FedRoD", fedrod, "Chen and Chao 2022"),
-        Method("Per-FedAvg", perfedavg, "Fallah et al. 2020", lambda s: {"alpha": s.sgd_rate, "beta": s.sgd_rate}),
+        Method("Per-FedAvg", perfedavg, "Fallah et al. 2020", lambda s: {"alpha": 0.1, "beta": 0.1}),
+        Method("FedProto", fedproto, "Tan et al. 2022"),
+        Method("kNN-Per", knnper, "Marfoq et al. 2022"),
+        Method("FedALA", fedala, "Zhang et al. 2023"),
+        Method("FedPAC", fedpac, "Xu et al. 2023"),
+        Method("pFedHN", pfedhn, "Shamsian et al. 2021"),
     )
 }  # fmt: skip
 """Every method, in the order of the tables: the FedAMP paper's nine, then the others."""

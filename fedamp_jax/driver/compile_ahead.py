@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from fedamp_jax.driver.evaluation import compiled_personal_scores
+from fedamp_jax.driver.evaluation import compiled_personal_scores, reader_of
 from fedamp_jax.driver.rounds import compiled_round, fitted
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.types import Algorithm, Data, Task
@@ -31,7 +31,8 @@ def compile_run(task: Task, algorithm: Algorithm, train: Data, test: Data, place
     state = placement.state_shapes(algorithm, key, train)
     train = fitted(algorithm, state, train, key)
     train.placement.compile(compiled_round, (algorithm.round,), state, train, key)
-    train.placement.compile(compiled_personal_scores, (task, algorithm.personalize), key, state, train, test)
+    static = reader_of(task, algorithm, train), algorithm.personalize
+    train.placement.compile(compiled_personal_scores, static, key, state, train, test)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def evaluate(task: Task, variables: Variables, data: Data, metric: str | None = 
     >>> fedamp_jax.evaluate(task, models, test).shape
     (20,)
     """
-    check_models(variables, data)
+    check_models(task, variables, data)
     check_task_fits(task, data)
     by_name = {one.name: one for one in task.metrics}
     name = task.metrics[0].name if metric is None else metric
@@ -84,7 +84,7 @@ def predict(task: Task, variables: Variables, data: Data) -> Array:
     >>> fedamp_jax.predict(task, models, test).shape
     (20, 25, 10)
     """
-    check_models(variables, data)
+    check_models(task, variables, data)
     check_task(task)
     return data.placement.call(compiled_outputs, (task,), variables, data)
 
@@ -105,16 +105,22 @@ def own_logits(outputs: Array, classes: Array | int) -> Array:
     return jnp.where((column < classes) | (jnp.asarray(classes) == 0), outputs, -jnp.inf)
 
 
-def check_models(variables: Variables, data: Data) -> None:
+def check_models(task: Task, variables: Variables, data: Data) -> None:
     """Checks that there is one model for each client.
 
     Raises:
-        TypeError: if `variables` are not `Variables`.
+        TypeError: if `variables` are not `Variables`, or not of this task.
         ValueError: if there is another number of them.
     """
     if not isinstance(variables, Variables):
         kind = type(variables).__name__
         raise TypeError(f"variables must be what algorithm.personalize(key, state, data) gives, got a {kind}")
+    wanted, found = jax.tree.structure(check_task(task)), jax.tree.structure(variables)
+    if wanted != found:
+        raise TypeError(
+            f"variables are no models of this task, which has {wanted}, got {found}: give the task that they were "
+            "trained with, and where the method has one of its own, as kNN-Per, algorithm.reader(train)"
+        )
     m, rows = len(data.size), {a.shape[:1] for a in jax.tree.leaves(variables)}
     if rows != {(m,)}:
         raise ValueError(f"variables must hold one model for each of {m} clients, leaves [{m}, ...]; got axes {rows}")
@@ -189,9 +195,14 @@ def _first(*trees: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees)
 
 
+def reader_of(task: Task, algorithm: Algorithm, train: Data) -> Task:
+    """The task whose `predict` reads the models of `algorithm.personalize`."""
+    return task if algorithm.reader is None else algorithm.reader(train)
+
+
 def personal_scores(task: Task, algorithm: Algorithm, key: Array, state: Any, train: Data, test: Data) -> Array:
     """The task's metrics of the models of `algorithm.personalize`, as one program; `[M, P]` float32."""
-    train = fitted(algorithm, state, train, key)
+    train, task = fitted(algorithm, state, train, key), reader_of(task, algorithm, train)
     with jax.debug_nans(False):  # as in `evaluate`
         return train.placement.call(compiled_personal_scores, (task, algorithm.personalize), key, state, train, test)
 

@@ -17,10 +17,10 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
     A newcomer starts with the global model where there is one, and with that of least training loss where there are
     several (IFCA, CFL); with the mean of the models of those that have trained where the server mixes them (FedAMP,
     HeurFedAMP, FedFomo, pFedGraph); beside the shared parameters with initial ones of its own (FedPer, FedRep, PFLEGO,
-    LG-FedAvg, FedBN, FedRoD); and with an initial model where clients train alone. BatchNorm's running statistics come
-    from where the model comes from. What a method keeps of each client besides, such as an optimizer's state, is as in
-    a first round; SCAFFOLD's newcomers take the server's control variate. The others keep what they have, and rounds
-    count on.
+    LG-FedAvg, FedBN, FedRoD, FedPAC); with what the hypernetwork makes of an embedding of its own (pFedHN); and with an
+    initial model where clients train alone (Separate, FedProto). BatchNorm's running statistics come from where the
+    model comes from. What a method keeps of each client besides, such as an optimizer's state, is as in a first round;
+    SCAFFOLD's newcomers take the server's control variate. The others keep what they have, and rounds count on.
 
     Args:
         algorithm: the method. One that was made with a number for each client is made again, for all of them.

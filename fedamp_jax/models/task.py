@@ -66,11 +66,11 @@ class _Module:
         taken = self.keywords("__call__", False, jnp.ones(1, bool))
         return dict(self.models[False].init({"params": key, "dropout": key}, x, **taken))
 
-    def predict(self, variables: Variables, x: PyTree) -> Array:
+    def predict(self, variables: Variables, x: PyTree, method: str = "__call__") -> Array:
         x = self.inputs.input(x)
-        taken = self.keywords("__call__", False, jnp.ones(jax.tree.leaves(x)[0].shape[0], bool))
+        taken = self.keywords(method, False, jnp.ones(jax.tree.leaves(x)[0].shape[0], bool))
         try:
-            outputs: Any = self.models[False].apply(_collections(variables), x, **taken)
+            outputs: Any = self.models[False].apply(_collections(variables), x, **taken, method=method)
         except (InvalidRngError, ModifyScopeVariableError) as error:
             did = "draws random numbers" if isinstance(error, InvalidRngError) else "changes its running statistics"
             raise ValueError(
@@ -263,7 +263,8 @@ def from_linen(
     running statistics unchanged, if they do not depend on the mask, or if dropout is inactive in training.
 
     Args:
-        model: the module; a `Classifier` also gives the task `features` and `head_loss`.
+        model: the module; a `Classifier` also gives the task `features`, `head_loss` and
+            `predict_features`.
         sample_shape: shape of one example, without the batch axis. For several inputs, a dictionary or tuple of
             `jax.ShapeDtypeStruct(shape, dtype)`, like `Data.x`; the module gets the same dictionary or tuple.
         head: path prefixes of the parameters that form the personal head. Names are matched as a whole: `"Dense_1"` is
@@ -325,5 +326,10 @@ def from_linen(
         outputs: Any = model.apply(_collections(variables), rows, method="logits")
         return loss(outputs, batch)
 
-    body, rest = (features, head_loss) if isinstance(model, Classifier) else (None, None)
-    return Task(init, task_loss, module.predict, find_head(paths, head), body, rest, metrics)
+    def predict_features(variables: Variables, x: PyTree) -> Array:
+        return module.predict(variables, x, "features")
+
+    head = find_head(paths, head)
+    if not isinstance(model, Classifier):
+        return Task(init, task_loss, module.predict, head, metrics=metrics)
+    return Task(init, task_loss, module.predict, head, features, head_loss, metrics, predict_features=predict_features)

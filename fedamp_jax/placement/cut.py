@@ -164,6 +164,14 @@ class Cut(Flat):
         if only or (by_row and any(v in self.client for v in op.arrays)):
             self._at_client(op, op.arrays, [])
 
+    def _from_one(self, v: int) -> bool:
+        """Whether an array follows from what the server has and one that is not larger, which is sent in its place."""
+        op = self.made_by[v]
+        mine = {u for u in op.arrays if u not in self.server}
+        return not op.of_clients and len(mine) == 1 and all(
+            u not in self.ins and self.avals[u].size <= self.avals[v].size for u in mine
+        )  # fmt: skip
+
     def _sent(self, v: Any) -> bool:
         return not isinstance(v, Literal) and v not in self.both
 
@@ -184,7 +192,7 @@ class Cut(Flat):
         if v in self._state & self._here:
             self._copies = self._copies | {v}  # it came at the end of the last call
             self.server[v] = 0
-        elif v not in self.ins and self._follows(v):
+        elif v not in self.ins and (self._follows(v) or self._from_one(v)):
             self.server[v] = max(map(self._at_server, self.made_by[v].arrays))
         else:
             self.up[v] = self.server[v] = max(1, self.client[v])

@@ -41,6 +41,9 @@ KNOWN = {
     "pFedMe": Style(SKY, "-.", "x"), "FedFomo": Style(BROWN, ":", "+"), "pFedGraph": Style(GREEN, "-.", "4"),
     "IFCA": Style(BLUE, "-", "1"), "CFL": Style(RED, "-.", "2"), "LG-FedAvg": Style(ORANGE, ":", "3"),
     "FedBN": Style(PINK, "-.", "|"), "FedRoD": Style(RED, ":", "_"), "Per-FedAvg": Style(SKY, "--", "<"),
+    "FedProto": Style(GREY, "--", ">"), "kNN-Per": Style(BLUE, ":", "v"),
+    "FedALA": Style(ORANGE, "--", "s"), "FedPAC": Style(PINK, "--", "o"),
+    "pFedHN": Style(BROWN, "--", "D"),
 }
 # fmt: on
 # Neighbours differ in all three. 8 colours and 4 lines make 32 pairs, and 23 markers share no factor with 32.

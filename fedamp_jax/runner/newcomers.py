@@ -76,7 +76,9 @@ class Newcomers:
         algorithm, key = self.algorithms[name], jax.random.key(seed)
         train = placement.place(train)
         state, all_clients = fedamp_jax.join(algorithm, result.state, train, self.clients.train, key)
-        adapted = fedamp_jax.fine_tuned(task, self.solver, base=algorithm)
+        # What kNN-Per adapts is what it remembers, which newcomers have from the beginning.
+        tunes = algorithm.reader is None
+        adapted = fedamp_jax.fine_tuned(task, self.solver, base=algorithm) if tunes else algorithm
         test, m, use = placement.place(self.test), train.clients, last_key(seed, result)
         ids = np.asarray(self.clients.train.id)
         order = np.argsort(ids)

@@ -14,7 +14,7 @@ from fedamp_jax import Checkpoint, Evaluation, Placement, Snapshots, analysis
 from fedamp_jax.algorithms import registry
 from fedamp_jax.algorithms.fedamp import distances
 from fedamp_jax.driver.compile_ahead import compiled_ahead
-from fedamp_jax.driver.evaluation import personal_models
+from fedamp_jax.driver.evaluation import personal_models, reader_of
 from fedamp_jax.driver.history import Observer
 from fedamp_jax.report import files
 from fedamp_jax.report.combine import p_values
@@ -236,9 +236,8 @@ def save_models(run: Run, name: str, result: fedamp_jax.Run) -> None:
     }
     if jax.process_index() == 0:
         classes = np.asarray(run.prepared.federation.train.classes)
-        fedamp_jax.save_models(
-            run.models(name), run.prepared.task, models, names=ids.tolist(), classes=classes, about=about
-        )
+        task = reader_of(run.prepared.task, algorithm, train)
+        fedamp_jax.save_models(run.models(name), task, models, names=ids.tolist(), classes=classes, about=about)
 
 
 def by_id(result: fedamp_jax.Run, ids: np.ndarray) -> fedamp_jax.Run:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedamp_jax.checks import check_type
 from fedamp_jax.data import check_pair
-from fedamp_jax.driver.evaluation import compiled_personal_models, compiled_personal_scores
+from fedamp_jax.driver.evaluation import compiled_personal_models, compiled_personal_scores, reader_of
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.engine.task_checks import check_loss_fits, check_task_fits
 from fedamp_jax.files import local_path
@@ -207,7 +207,7 @@ class Silo:
             train, test = (len(d.y) for d in self._own)
             counts = iter((train, test))
             own = [shapes_of(a, examples=next(counts) if isinstance(a, Data) else None)[0] for a in args]
-            functions = static(self._task, self._algorithm)
+            functions = static(self._task, self._algorithm, self._all[0])
             canonical, _ = cut_of(fn, functions, shapes_of(*args), program)
             mine, _ = cut_of(fn, functions, own, program)
             if not canonical.same_messages(mine):
@@ -238,14 +238,13 @@ class Silo:
         if message.program == ROUND:
             self._versions.write(message.base, message.made, outs)
         elif message.program == MODELS:
-            self.model = jax.tree.unflatten(jax.tree.structure(self._model_shapes()), [a[0] for a in outs])
+            task = reader_of(self._task, self._algorithm, self._all[0])
+            shapes = jax.eval_shape(task.init, self._key)
+            self.model = jax.tree.unflatten(jax.tree.structure(shapes), [a[0] for a in outs])
             if self._folder is not None:
-                save_models(self._folder / "model.npz", self._task, jax.tree.map(lambda a: a[None], self.model),
+                save_models(self._folder / "model.npz", task, jax.tree.map(lambda a: a[None], self.model),
                             classes=self._own[0].classes)  # fmt: skip
         self._call = None
-
-    def _model_shapes(self) -> Variables:
-        return jax.eval_shape(self._task.init, self._key)
 
 
 class _Open(NamedTuple):
@@ -265,10 +264,20 @@ def _of_all(data: Data, clients: int, remote: Remote) -> Data:
 
 
 _PROGRAMS: dict[str, Any] = {
-    ROUND: (compiled_round.__wrapped__, lambda task, method: (method.round,), lambda s, d, key: (s, d[0], key)),
-    SCORES: (compiled_personal_scores.__wrapped__, lambda task, method: (task, method.personalize),
-             lambda s, d, key: (key, s, *d)),
-    MODELS: (compiled_personal_models.__wrapped__, lambda task, method: (method.personalize,),
-             lambda s, d, key: (key, s, d[0])),
-}  # fmt: skip
+    ROUND: (
+        compiled_round.__wrapped__,
+        lambda task, method, train: (method.round,),
+        lambda s, d, key: (s, d[0], key),
+    ),
+    SCORES: (
+        compiled_personal_scores.__wrapped__,
+        lambda task, method, train: (reader_of(task, method, train), method.personalize),
+        lambda s, d, key: (key, s, *d),
+    ),
+    MODELS: (
+        compiled_personal_models.__wrapped__,
+        lambda task, method, train: (method.personalize,),
+        lambda s, d, key: (key, s, d[0]),
+    ),
+}
 """By name: the function, its static arguments, and the others."""

@@ -29,6 +29,8 @@ METHODS = {
     "scaffold": lambda task, solver, v: fedamp_jax.scaffold(task, solver, learning_rate=v / 10 + 0.1),
     "apfl": lambda task, solver, v: fedamp_jax.apfl(task, solver, learning_rate=v / 10 + 0.1),
     "pfedgraph": lambda task, solver, v: fedamp_jax.pfedgraph(task, solver, mu=v),
+    "fedpac": lambda task, solver, v: fedamp_jax.fedpac(task, solver, lam=3 * v),
+    "fedproto": lambda task, solver, v: fedamp_jax.fedproto(task, solver, lam=v),
     "perfedavg": lambda task, solver, v: fedamp_jax.perfedavg(task, solver, alpha=0.1, beta=v / 10 + 0.1),
 }
 RECEIVED = {

@@ -21,19 +21,24 @@ from fedamp_jax.engine.minibatches import for_each_minibatch
 from tests.oracles import apfl as o_apfl
 from tests.oracles import cfl as o_cfl
 from tests.oracles import ditto as o_ditto
+from tests.oracles import fedala as o_fedala
 from tests.oracles import fedamp as o_fedamp
 from tests.oracles import fedavg as o_fedavg
 from tests.oracles import fedbn as o_fedbn
 from tests.oracles import fedfomo as o_fedfomo
+from tests.oracles import fedpac as o_fedpac
+from tests.oracles import fedproto as o_fedproto
 from tests.oracles import fedrecon as o_fedrecon
 from tests.oracles import fedrod as o_fedrod
 from tests.oracles import fine_tuned as o_fine_tuned
 from tests.oracles import heurfedamp as o_heurfedamp
 from tests.oracles import ifca as o_ifca
+from tests.oracles import knnper as o_knnper
 from tests.oracles import lg_fedavg as o_lg_fedavg
 from tests.oracles import optimizers as o_opt
 from tests.oracles import perfedavg as o_perfedavg
 from tests.oracles import pfedgraph as o_pfedgraph
+from tests.oracles import pfedhn as o_pfedhn
 from tests.oracles import pfedme as o_pfedme
 from tests.oracles import pflego as o_pflego
 from tests.oracles import scaffold as o_scaffold
@@ -603,6 +608,168 @@ def test_perfedavg(hessian, stats):
     same(ours.params, o_perfedavg.personalize(expected, w.clients, hyper["alpha"]))
     running = w.statistics(stats, w.steps)
     same(ours.stats, [o_statistics.follow(*each) for each in zip(running, w.clients, in_order(w))])
+
+
+def same_prototypes(ours, theirs):
+    """Centroids against {class: mean}."""
+    known = np.flatnonzero(np.asarray(ours.counts)).tolist()
+    assert known == sorted(theirs)
+    for c in known:
+        np.testing.assert_allclose(ours.mean[c], theirs[c], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("lam", [0.8, np.array([0.0, 3.0, 1.5])], ids=["one", "of each"])
+def test_fedproto(lam):
+    """Failed with the term in the first round, drawn to zeros, with a plain mean of the prototypes, with a class that
+    nobody had in the round set to zero, and with prototypes by the models from before training.
+
+    Only the second client has the third class, and it is absent in the first round and in the third.
+    """
+    w = world((7, 3, 10), (2, 3, 2))
+    assert [int((client["y"] == 2).sum() > 0) for client in w.clients] == [0, 1, 0]
+    algorithm = fedamp_jax.fedproto(TASK, solver(), lam=lam, common_init=False)
+    state, _ = play(algorithm, w)
+    expected = {"models": start(common=False), "prototypes": {}}
+    for k in range(ROUNDS):
+        expected = w.round(o_fedproto.round, expected, k, optimizer=O_ADAM, lam=lam)
+    same(state.clients.variables.params, expected["models"])
+    same(state.clients.variables.stats, w.statistics("own", w.steps))
+    same_prototypes(state.prototypes, expected["prototypes"])
+    near = fedamp_jax.fedproto(TASK, solver(), predict="prototype").personalize(KEY_USE, state, w.data)
+    for i, client in enumerate(w.clients):
+        one = jax.tree.map(lambda a, i=i: a[i], near)
+        found = TASK.predict(one, jnp.asarray(client["x"], jnp.float32)).argmax(axis=1)
+        np.testing.assert_array_equal(found, o_fedproto.nearest(expected, i, client["x"]))
+
+
+KNNPER = {"chosen": {"lam": None}, "one": {"lam": 0.6}, "of each": {"lam": np.array([0.1, 0.9, 0.4]),
+                                                                   "scale": np.array([0.5, 0.02, 2.0])}}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KNNPER)
+def test_knnper(case):
+    """Failed with training on the validation examples where lam is chosen, with these alone as neighbours, with those
+    of training alone in the end, with the distance in place of its square, and with the softmax over all classes.
+    """
+    hyper = KNNPER[case]
+    w, found = world((9, 4, 12)), hyper["lam"] is None
+    algorithm = fedamp_jax.knnper(TASK, solver(), k=3, validation=0.3, split_seed=5, **hyper)
+    state, _ = play(algorithm, w)
+    halves = [w.split(jax.random.fold_in(jax.random.key(5), i), i, 0.3) for i in range(3)]
+    training = [rows if found else np.arange(len(c["y"])) for (rows, _), c in zip(halves, w.clients)]
+
+    def steps(k):
+        local = w.batches(w.key(k), sizes=[len(rows) for rows in training])
+        return [[rows[some] for some in client] for rows, client in zip(training, local)]
+
+    expected = {"global": start()[0]}
+    for k in range(ROUNDS):
+        expected = w.round(o_fedavg.fedavg, expected, k, steps(k), optimizer=O_ADAM)
+    same_one(state.params, expected["global"])
+    models, reads = personal(algorithm, state, w.data), algorithm.reader(w.data)
+    lams = []
+    for i, client in enumerate(w.clients):
+        g, scale_i = expected["global"], np.broadcast_to(hyper.get("scale", 1.0), 3)[i]
+        lam_i = o_knnper.choose(g, client, *halves[i], 3, scale_i) if found else np.broadcast_to(hyper["lam"], 3)[i]
+        one, lams = jax.tree.map(lambda a, i=i: a[i], models), [*lams, lam_i]
+        np.testing.assert_allclose(one.stats["memory"].lam, lam_i, rtol=1e-6)
+        x = client["x"] + np.random.default_rng(i).normal(size=client["x"].shape) / 2
+        ours = reads.predict(one, jnp.asarray(x, jnp.float32))[:, : client["classes"]]
+        theirs = o_knnper.predict(g, client, np.arange(len(client["y"])), lam_i, x, 3, scale_i)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=1e-4)
+    assert len(set(lams)) > 1 or case == "one"
+
+
+@pytest.mark.parametrize("stats", ["local", "mix"])
+def test_fedala(stats):
+    """Failed with the last online client's model in place of the client's own, with the global body in the client's
+    own place, with steps on W_i in a client's first round, with as many passes in every round, without the clip, and
+    with W_i that starts anew.
+    """
+    w, eta = world((9, 4, 12), (3, 3, 3)), np.array([20.0, 40.0, 60.0])
+    algorithm = fedamp_jax.fedala(TASK, solver(), eta=eta, share=0.6, first_epochs=5, stats=stats)
+    state, _ = play(algorithm, w)
+
+    def passes(k, i, many):
+        key = w.phase_key(w.key(k), i)
+        rows = w.split(engine.stream("share", key), i, 0.6)[1]
+        one = w.data.client(i)._replace(size=jnp.int32(len(rows)))
+        count, read = read_by(5 if many else 1, one, engine.stream("weights", key))
+        return [rows[some[some < w.data.longest]] for some in np.asarray(read)[: int(count)]]
+
+    ones = jax.tree.map(np.ones_like, start()[0]["head"])
+    expected = {"global": start()[0], "models": start(), "weights": [ones] * 3, "turns": [0] * 3}
+    for k in range(ROUNDS):
+        expected = w.round(o_fedala.round, expected, k, optimizer=O_ADAM, eta=eta,
+                           passes=functools.partial(passes, k))  # fmt: skip
+    assert state.turns.tolist() == expected["turns"] == [4, 2, 3]
+    same_one(state.params, expected["global"])
+    same(state.clients.variables.params, expected["models"])
+    same(state.weights["head"], expected["weights"])
+    flat = np.concatenate([np.ravel(a) for a in jax.tree.leaves(expected["weights"])])
+    assert (flat == 0).any() and (flat == 1).any() and ((flat > 0) & (flat < 1)).any()
+    ours = personal(algorithm, state, w.data)
+    same(ours.params, o_fedala.personalize(expected))
+    same(ours.stats, w.statistics(stats, w.steps))
+
+
+@pytest.mark.parametrize("stats", ["local", "mix"])
+def test_fedpac(stats):
+    """Failed with the statistics of the trained bodies, with class means in place of p_ic mu_ic, with V_i that does not
+    divide by n_i, with the absent client's last head combined, and with the head trained on the alignment, too.
+    """
+    w, lam = world((9, 4, 12), (3, 3, 3)), np.array([0.5, 2.0, 4.0])
+    head = Solver(SGD, epochs=1, batch_size=BATCH)
+    algorithm = fedamp_jax.fedpac(TASK, solver(), lam=lam, head_solver=head, common_init=False, stats=stats)
+    state, infos = play(algorithm, w)
+    own = start(common=False)
+    expected = {"body": start()[0]["body"], "heads": [one["head"] for one in own], "centroids": {}}
+    for k in range(ROUNDS):
+        both = [w.batches(w.key(k), 0, 1), w.batches(w.key(k), 1)]
+        expected = w.round(o_fedpac.round, expected, k, [list(each) for each in zip(*both)], optimizer=O_ADAM, lam=lam,
+                           head_optimizer=O_SGD)  # fmt: skip
+        np.testing.assert_allclose(infos[k].xi, expected["xi"], atol=2e-3)
+    assert any(0.05 < one < 0.95 for one in expected["xi"].ravel())
+    same_one(state.model.shared["body"], expected["body"])
+    same(state.model.own["head"], expected["heads"], rtol=2e-3, atol=2e-3)
+    same_prototypes(state.centroids, expected["centroids"])
+    same(state.model.stats, w.statistics(stats, lambda k: [
+        [*a, *b] for a, b in zip(w.batches(w.key(k), 0, 1), w.batches(w.key(k), 1))
+    ]))  # fmt: skip
+
+
+SERVERS = {
+    "adam": ({"rate": 0.01, "embedding_rate": np.array([0.03, 0.1, 0.2])}, o_opt.adam(0.01),
+             [o_opt.adam(rate) for rate in (0.03, 0.1, 0.2)]),
+    "sgd": ({"server_optimizer": optax.sgd(0.05, momentum=0.9)}, o_opt.momentum(0.05), [o_opt.momentum(0.05)] * 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("server", "stats"), [("adam", "mix"), ("sgd", "local")])
+def test_pfedhn(server, stats):
+    """Failed with the sign turned, with a plain mean in place of the sum, with the moments of the absent client's
+    embedding going on, with ReLU after the last layer, and with the network's step before the embeddings' gradient.
+    """
+    hyper, of_network, of_each = SERVERS[server]
+    w, shape = world(), {"embedding_dim": 3, "hidden": 4, "hidden_layers": 2}
+    algorithm = fedamp_jax.pfedhn(TASK, solver(), stats=stats, **shape, **hyper)
+    begin = initial(algorithm, KEY_INIT, w.data)
+    layers = {str(i): dict(zip(("kernel", "bias"), layer)) for i, layer in enumerate(begin.network.layers)}
+    phi = tree({"layers": layers, "kernels": begin.network.kernels, "biases": begin.network.biases})
+    jax.tree.map(np.testing.assert_array_equal, phi["biases"], start()[0])
+    expected = {"network": phi, "embeddings": trees(begin.embeddings),
+                "updates": (of_network(), [one() for one in of_each])}  # fmt: skip
+    state, _ = play(algorithm, w)
+    for k in range(ROUNDS):
+        expected = w.round(o_pfedhn.round, expected, k, optimizer=O_ADAM)
+    same_one(state.network.kernels, expected["network"]["kernels"])
+    same_one(state.network.biases, expected["network"]["biases"])
+    for i, layer in enumerate(state.network.layers):
+        same_one(dict(zip(("kernel", "bias"), layer)), expected["network"]["layers"][str(i)])
+    same(state.embeddings, expected["embeddings"])
+    ours = personal(algorithm, state, w.data)
+    same(ours.params, o_pfedhn.personalize(expected))
+    same(ours.stats, w.statistics(stats, w.steps))
 
 
 @pytest.mark.parametrize("stats", ["local", "mix"])

@@ -58,6 +58,10 @@ PAIRS = {
         lambda: fedamp_jax.perfedavg(TASK, SGD, alpha=0.0, beta=LR, hessian="exact"),
         lambda: FEDAVG,
     ),
+    "FedProto, lam = 0, is Separate": (
+        lambda: fedamp_jax.fedproto(TASK, SGD, lam=0.0),
+        lambda: SEPARATE,
+    ),
     "CFL that is never divided is FedAvg": (
         lambda: fedamp_jax.cfl(TASK, SGD, eps1=1e-9),
         lambda: FEDAVG,

@@ -68,11 +68,16 @@ def _by_rule(factory, task, algorithm, joined, before, everybody):
     """What newcomers start from, written from each method's description."""
     part = lambda tree: jax.tree.leaves(rows(tree, slice(OLD, None)))  # noqa: E731
     initial = task.init(KEY)
-    if factory == "separate":
+    if factory == "pfedhn":
+        pairs = [(joined.embeddings[OLD:], algorithm.init(KEY, everybody).embeddings[OLD:])]
+    elif factory in ("separate", "fedproto"):
         fresh = algorithm.init(KEY, everybody)
         pairs = zip(part(joined.clients.variables), part(fresh.clients.variables), strict=True)
-    elif factory in ("fedavg", "fedprox", "perfedavg"):
+    elif factory in ("fedavg", "fedprox", "perfedavg", "knnper"):
         pairs = zip(part(joined.stats), (a[:1] for a in jax.tree.leaves(before.stats)), strict=True)
+    elif factory == "fedala":
+        mine = algorithm.personalize(KEY, joined, everybody).params
+        pairs = zip(part(mine), (a[None] for a in jax.tree.leaves(before.params)), strict=True)
     elif factory in ("fedamp", "heurfedamp", "fedfomo", "pfedgraph"):
         mean = [a.astype(np.float64).mean(axis=0)[None] for a in jax.tree.leaves(before.clients.variables.params)]
         pairs = zip(part(joined.clients.variables.params), mean, strict=True)

@@ -171,6 +171,17 @@ def test_features_and_head_loss_are_the_loss(name):
 
 
 @small
+def test_predicted_features_are_the_input_of_the_head(name):
+    """In evaluation mode, with running statistics. Fails with the features of training."""
+    task, variables, x = _task(name), _variables(name), _batch().x
+    h = jax.jit(task.predict_features)(variables, x)
+    head = variables.params["head"]
+    assert h.dtype == jnp.float32 and h.shape[1] == len(head["kernel"])
+    expected = jax.jit(task.predict)(variables, x)
+    np.testing.assert_allclose(h @ head["kernel"] + head["bias"][None], expected, rtol=1e-4, atol=1e-5)
+
+
+@small
 def test_uint8_equals_its_fraction(name):
     """Fails if uint8 is not divided by 255, or is divided before it is converted to float."""
     task, variables = _task(name), _variables(name)

@@ -11,6 +11,8 @@ from tests import registry
 from tests.registry import wide
 
 BODY, HEAD = "body", "head"
+MEANS = 10 * 200 / 8810
+"""Mean features of ten classes, as a share of the model of `wide`."""
 
 SENT = {
     "Separate": (1, 0, 0),
@@ -37,6 +39,11 @@ SENT = {
     "FedBN": (1, 1, 1),
     "FedRoD": (1, 1, 1),
     "Per-FedAvg": (1, 1, 1),
+    "FedProto": (1, MEANS, MEANS),
+    "kNN-Per": (1, 1, 1),
+    "FedALA": (1, 1, 1),
+    "FedPAC": (1, 1 + MEANS, 1 + 2 * MEANS),  # up, its statistics beside the mean features
+    "pFedHN": (1, 1, 1),
 }
 """Exchanges of a round, and models to a client and back."""
 
