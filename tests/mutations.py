@@ -630,8 +630,8 @@ MUTATIONS = [
     Mutation("difference-one-by-one", "fedamp_jax/engine/validation.py", "coupled = bool(jax.tree.leaves(one.stats))", "coupled = False", "tests/algorithms/test_collaborators.py -k depend"),
     # Silos.
     Mutation("lost-answers-count", "fedamp_jax/engine/clients.py", "jnp.float32), work > 0)", "jnp.float32), work < 0)", "tests/silos/test_silos.py -k bad_answer"),
-    Mutation("head-by-its-shape", "fedamp_jax/placement/cut.py", "if n in self._returned or n in (self._early or ()):",
-             "if n in self._returned or n in (self._early or ()) or self.avals[n].ndim == 2:", "tests/silos/test_traffic.py -k heads_stay"),
+    Mutation("head-by-its-shape", "fedamp_jax/placement/cut.py", "if n in self.returned or n in (self._early or ()):",
+             "if n in self.returned or n in (self._early or ()) or self.avals[n].ndim == 2:", "tests/silos/test_traffic.py -k heads_stay"),
     Mutation("global-model-for-each-use", "fedamp_jax/placement/cut.py", "if v in self.same:\n            v = self.same[v].ins[0]", "if False:\n            v = self.same[v].ins[0]",
              "tests/silos/test_traffic.py -k 'FedProx or Ditto'"),
     Mutation("derived-arrays-sent", "fedamp_jax/placement/cut.py", "(self._follows(v) or self._from_one(v))", "self._follows(v)", "tests/silos/test_traffic.py -k FedPAC"),
