@@ -22,6 +22,7 @@ USAGE = """usage: fedamp EXPERIMENT [options]
        fedamp EXPERIMENT --help
        fedamp list                experiments, methods, data sets, models
        fedamp list --methods      hyper-parameters of every method, for --set
+       fedamp list --traffic      what a round of every method sends between a server and its clients
        fedamp compare RUN RUN ... one page of several runs
        fedamp silos COMMAND       clients that keep their data (docs/silos.md)
        fedamp --version
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name in ("-V", "--version"):
         print(f"fedamp_jax {fedamp_jax.__version__}")
     elif name == "list":
-        print(hyperparameters() if rest == ["--methods"] else inventory())
+        print({("--methods",): hyperparameters, ("--traffic",): sent}.get(tuple(rest), inventory)())
     elif name in TOOLS:
         sys.argv = [f"fedamp {name}", *rest]
         importlib.import_module(TOOLS[name]).main()
@@ -85,6 +86,24 @@ def hyperparameters() -> str:
         lines.append(f"  {name:<13} {' '.join(key + value for key, value in found.items()) or '-'}")
     head = "hyper-parameters, as --set METHOD.NAME=VALUE takes them; without a value: the experiment decides"
     return "\n".join([head, *lines])
+
+
+def sent() -> str:
+    """What a round of every method sends for each client, in models: the MLP on the bundled digits' 20 clients."""
+    practical = EXPERIMENTS["practical"]
+    options = practical.checked(practical.options)
+    federation = practical.clients(options)
+    task = practical.model(options, federation)
+    names = [name for name, method in METHODS.items() if method.any_model]
+    lines = [
+        "models to a client and back in a round, on the practical setting's 20 clients of digits",
+        f"  {'method':<13} exchanges   down     up",
+    ]
+    for name, algorithm in practical.methods(options, federation, task, names).items():
+        found = fedamp_jax.traffic(algorithm, federation.train)
+        down, up = found.down / found.model, found.up / found.model
+        lines.append(f"  {name:<13} {found.exchanges:>9} {down:>6.2f} {up:>6.2f}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from fedamp_jax.checks import check_type
-from fedamp_jax.placement.divided import rows_of_clients
 from fedamp_jax.trees import path_name
 from fedamp_jax.types import Algorithm, Array, Data
 
@@ -51,6 +50,7 @@ def join(algorithm: Algorithm, state: Any, train: Data, newcomers: Data, key: Ar
     (20, 1)
     """
     from fedamp_jax.data import concatenate
+    from fedamp_jax.placement.divided import rows_of_clients
 
     check_type("algorithm", algorithm, Algorithm, "such as fedamp_jax.fedamp(task, solver, ...)")
     check_state(algorithm, state, train, key)

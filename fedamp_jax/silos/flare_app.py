@@ -141,7 +141,7 @@ class Server:
         found = {
             "sites": self.sites, "rounds": result.rounds, "loss": result.loss, "rejected": result.rejected.tolist(),
             "metrics": {metric: values.tolist() for metric, values in result.metrics.items()},
-            "seconds": result.seconds,
+            "seconds": result.seconds, "first_seconds": result.first_seconds,
         }  # fmt: skip
         replace_file(folder / "result.json", json.dumps(found).encode())
 

@@ -35,6 +35,16 @@ def test_version_list_and_help(capsys):
     assert scripts <= {*fedamp.EXPERIMENTS, *fedamp.TOOLS}
 
 
+@pytest.mark.slow
+def test_list_of_what_is_sent(capsys):
+    """Failed with a method that cannot be cut, and with bytes in place of models."""
+    fedamp.main(["list", "--traffic"])
+    rows = {words[0]: words[1:] for words in map(str.split, capsys.readouterr().out.splitlines()[2:])}
+    assert list(rows) == [name for name, method in METHODS.items() if method.any_model]
+    assert rows["FedAMP"] == ["1", "1.00", "1.00"]
+    assert rows["Separate"] == ["1", "0.00", "0.00"]
+
+
 @pytest.mark.parametrize("name", fedamp.EXPERIMENTS)
 def test_help_is_one_screen(name, capsys):
     """Every option that the experiment takes and does not hide, and commands that it takes.
