@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name in ("-V", "--version"):
         print(f"fedamp_jax {fedamp_jax.__version__}")
     elif name == "list":
-        print({("--methods",): hyperparameters, ("--traffic",): sent}.get(tuple(rest), inventory)())
+        print({"--methods": hyperparameters, "--traffic": sent}.get(" ".join(rest), inventory)())
     elif name in TOOLS:
         sys.argv = [f"fedamp {name}", *rest]
         importlib.import_module(TOOLS[name]).main()

@@ -225,7 +225,7 @@ MUTATIONS = [
     Mutation("fedpac-no-variance", "fedamp_jax/algorithms/fedpac.py", "variance = (square - jnp.sum(jnp.square(s))) / size", "variance = square - jnp.sum(jnp.square(s))", f"{ORACLES} fedpac"),
     Mutation("fedpac-means", "fedamp_jax/algorithms/fedpac.py", "s = means.mean * (means.counts / size)[:, None]", "s = means.mean", f"{ORACLES} fedpac"),
     Mutation("fedpac-late-statistics", "fedamp_jax/algorithms/fedpac.py", "(trained, after, s, variance), loss", "(trained, after, after.mean * (after.counts / size)[:, None], variance), loss", f"{ORACLES} fedpac"),
-    Mutation("fedpac-absent-combined", "fedamp_jax/algorithms/fedpac.py", "jnp.where(present[None], a, _FAR)", "a", "tests/algorithms/test_fedpac.py"),
+    Mutation("fedpac-absent-combined", "fedamp_jax/algorithms/fedpac.py", "jnp.where(present[None], a, jnp.float32(_FAR))", "a", "tests/algorithms/test_fedpac.py"),
     Mutation("fedpac-heads-turned", "fedamp_jax/algorithms/fedpac.py", "server.mix(xi, place", "server.mix(xi.T, place", f"{ORACLES} fedpac"),
     Mutation("fedpac-own-heads", "fedamp_jax/algorithms/fedpac.py", "heads = where(here, server.mix(xi, place.by_parameters(heads)), heads)", "pass", f"{ORACLES} fedpac"),
     Mutation("fedpac-no-momentum", "fedamp_jax/algorithms/fedpac.py", "new + (t - 1.0) / later * (new - a)", "new", "tests/algorithms/test_fedpac.py -k minimum"),

@@ -59,7 +59,8 @@ def combination(distances: Array, variance: Array, present: Array) -> Array:
         present: `[M]` bool; the others have weight 0, and the identity's rows.
 
     >>> far = jnp.array([[0.0, 9.0], [9.0, 0.0]])
-    >>> combination(far, jnp.array([1.0, 1.0]), jnp.array([True, True])).round(3).tolist()
+    >>> weights = combination(far, jnp.array([1.0, 1.0]), jnp.array([True, True]))
+    >>> [[round(a, 3) for a in row] for row in weights.tolist()]
     [[0.909, 0.091], [0.091, 0.909]]
     """
     both = present[:, None] & present[None]
@@ -74,9 +75,10 @@ def combination(distances: Array, variance: Array, present: Array) -> Array:
     hessian, linear = (a / jnp.where(bound > 0, bound, 1.0) for a in (hessian, gram))
 
     def project(a: Array) -> Array:
+        a = jnp.where(present[None], a, jnp.float32(_FAR))
         # optax divides floats by integer counts, which are of 64 bits where these are allowed.
         with jax.numpy_dtype_promotion("standard"), jax.enable_x64(False):
-            return jax.vmap(projection_simplex)(jnp.where(present[None], a, _FAR))
+            return jax.vmap(projection_simplex)(a)
 
     def step(_: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         a, ahead, t = carry
@@ -88,7 +90,7 @@ def combination(distances: Array, variance: Array, present: Array) -> Array:
         later = (1.0 + jnp.sqrt(1.0 + 4.0 * t * t)) / 2.0
         return new, new + (t - 1.0) / later * (new - a), later
 
-    start = project(jnp.where(own, 1.0, 0.0))
+    start = project(own.astype(jnp.float32))
     ones = jnp.ones((len(d), 1), jnp.float32)
     found = jax.lax.fori_loop(0, _STEPS, step, (start, start, ones))[0]
     return jnp.where(present[:, None], found, own.astype(jnp.float32))

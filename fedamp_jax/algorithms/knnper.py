@@ -230,7 +230,9 @@ def knnper(
         def local(key, client, epochs, mine, model, scale_i, *lam_i):
             blank = empty._replace(scale=scale_i)
             weight = lam_i[0] if lam_i else chosen(client, model, blank)
-            return memorized(task, solver, some_of(client), model, blank)._replace(lam=weight), jnp.zeros(())
+            return memorized(task, solver, some_of(client), model, blank)._replace(lam=weight), jnp.zeros(
+                (), jnp.float32
+            )
 
         numbers = [of_clients("scale", scale, state.round, data)]
         numbers += [] if lam is None else [of_clients("lam", lam, state.round, data)]

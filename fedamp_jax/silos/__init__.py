@@ -1,11 +1,11 @@
 """Federations of clients that keep their data: the same methods, with a server that has no example."""
 
 from fedamp_jax.placement.messages import Answer, Message, Refused
-from fedamp_jax.silos.connect import InProcess, connect, deliver
+from fedamp_jax.silos.federation import InProcess, connect, deliver
 from fedamp_jax.silos.privacy import Privacy
+from fedamp_jax.silos.sent import Traffic, traffic
 from fedamp_jax.silos.silo import Kind, Place, Silo
 from fedamp_jax.silos.site import Settings
-from fedamp_jax.silos.traffic import Traffic, traffic
 
 __all__ = [
     "Answer",

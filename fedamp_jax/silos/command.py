@@ -7,9 +7,9 @@ from pathlib import Path
 
 import fedamp_jax
 from fedamp_jax.runner.messages import say
-from fedamp_jax.silos.connect import InProcess, deliver
+from fedamp_jax.silos.federation import InProcess, deliver
+from fedamp_jax.silos.sent import traffic
 from fedamp_jax.silos.site import Settings
-from fedamp_jax.silos.traffic import traffic
 
 _ADVICE = "needs NVIDIA FLARE: pip install 'fedamp_jax[flare]'"
 

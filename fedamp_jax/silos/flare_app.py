@@ -21,7 +21,7 @@ from nvflare.collab import collab
 import fedamp_jax
 from fedamp_jax.files import replace_file
 from fedamp_jax.placement.messages import Answer, Message, Refused
-from fedamp_jax.silos.connect import connect, deliver
+from fedamp_jax.silos.federation import connect, deliver
 from fedamp_jax.silos.silo import Kind, Place, Silo
 from fedamp_jax.silos.site import FOLDER, SETTINGS, Settings
 

@@ -37,5 +37,6 @@ def test_in_process(tmp_path, monkeypatch, capsys):
 def test_missing_flare_is_explained(monkeypatch):
     """Failed with ImportError's own text."""
     monkeypatch.setitem(sys.modules, "fedamp_jax.silos.flare", None)
+    monkeypatch.delattr(fedamp_jax.silos, "flare", raising=False)
     with pytest.raises(SystemExit, match=r"pip install 'fedamp_jax\[flare\]'"):
         command._flare()
