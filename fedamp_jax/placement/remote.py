@@ -210,6 +210,7 @@ class _Call:
         if self.place.transport is None:
             raise ValueError("this placement has no transport: fedamp_jax.silos.connect makes one that reaches clients")
         up = {v: self.cut.avals[v] for v in self.cut.exchanges[self.done].up}
+        dtype = self.place.dtype if self.rounds else None  # accuracies are no models
         found: dict[int, dict[int, np.ndarray]] = {}
         why = dict.fromkeys(sent, "its answer did not come")
         for i, answer in (self.place.transport(sent) if sent else {}).items():
@@ -218,8 +219,8 @@ class _Call:
             try:
                 if isinstance(answer, Exception):
                     raise answer
-                refuse_unlike(answer.rows, up, self.place.dtype, finite=self.rounds)
-                found[i] = {v: read(answer.rows[v], aval, self.place.dtype) for v, aval in up.items()}
+                refuse_unlike(answer.rows, up, dtype, finite=self.rounds)
+                found[i] = {v: read(answer.rows[v], aval, dtype) for v, aval in up.items()}
             except Exception as error:
                 why[i] = f"{type(error).__name__}: {error}"
         lost = [i for i in sent if i not in found]

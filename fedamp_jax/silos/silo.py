@@ -178,7 +178,7 @@ class Silo:
             up = self._protected(message, cut, call, up)
         if message.exchange == len(cut.exchanges):
             self._close(message, cut, call)
-        return Answer({v: written(a, own) for v, a in up.items()})
+        return Answer({v: written(a, own if message.program == ROUND else None) for v, a in up.items()})
 
     def _protected(self, message: Message, cut: Divided, call: "_Open", up: dict[int, Any]) -> dict[int, Any]:
         """What is sent in place of `up`, from which the client goes on, too."""
