@@ -127,6 +127,8 @@ class Remote(Placement):
         if any(isinstance(a, Tracer) for a in jax.tree.leaves(args)):
             refuse_compilation()
         state = next((a for a in args if isinstance(a, RemoteState)), None)
+        if state is None and not any(hasattr(a, "placement") for a in args):
+            return super().call(compiled, static, *args)  # of what the server has, such as distances of models
         if state is None:
             raise ValueError(
                 "clients that are elsewhere evaluate their own models: fedamp_jax.run reports each client's accuracy, "

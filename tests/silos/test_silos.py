@@ -182,6 +182,20 @@ def test_nobody_answers():
         run(task, algorithm, *there.connect(seed=SEED), rounds=1)
 
 
+def test_distances_of_models_that_the_server_has():
+    """FedAMP's, for a snapshot. Failed when whatever had no state was refused."""
+    task, algorithm = make(find("fedamp"))
+    train, test = data()
+    snapshots = fedamp_jax.Snapshots([2], fedamp_jax.algorithms.fedamp.distances)
+    whole = run(task, algorithm, train, test, rounds=2, snapshots=snapshots)
+    there = silos.InProcess(clients(task, algorithm))
+    found = run(task, algorithm, *there.connect(seed=SEED), rounds=2, snapshots=snapshots)
+    np.testing.assert_allclose(found.snapshot_distances, whole.snapshot_distances, rtol=1e-5, atol=1e-6)
+    models = jax.tree.map(jnp.asarray, algorithm.personalize(jax.random.key(0), whole.state, train))
+    with pytest.raises(ValueError, match="evaluate their own models"):
+        fedamp_jax.evaluate(task, models, there.connect(seed=SEED)[0])
+
+
 def test_what_the_server_refuses():
     task, algorithm = make(find("fedavg"))
     train, test = silos.InProcess(clients(task, algorithm)).connect(seed=SEED)
