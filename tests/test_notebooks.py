@@ -56,6 +56,6 @@ def test_outputs_are_those_of_a_whole_run(name):
     assert "Device(id=0)" in printed(read(name))
 
 
-def test_both_are_there():
+def test_all_are_there():
     """Failed for one that was renamed, which no other test missed."""
-    assert NAMES == ["fedamp_jax_tpu.ipynb", "sweep.ipynb"]
+    assert NAMES == ["adapters.ipynb", "fedamp_jax_tpu.ipynb", "sweep.ipynb"]

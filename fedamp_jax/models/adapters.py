@@ -132,7 +132,7 @@ class _Adapted:
     def task(self) -> Task:
         """The `Task`."""
         whole = self.whole
-        body, rest = whole.features, whole.head_loss
+        body, rest, evaluated = whole.features, whole.head_loss, whole.predict_features
         fingerprint = functools.cache(self.fingerprint)
 
         def init(key: Array) -> Variables:
@@ -156,12 +156,18 @@ class _Adapted:
             with injected(_with_adapter):
                 return rest(self.with_adapters(variables), features, batch)
 
+        def predict_features(variables: Variables, x: PyTree) -> Array:
+            assert evaluated is not None
+            with injected(_with_adapter):
+                return evaluated(self.with_adapters(variables), x)
+
         return whole._replace(
             init=init,
             loss=loss,
             predict=predict,
             features=None if body is None else features,
             head_loss=None if rest is None else head_loss,
+            predict_features=None if evaluated is None else predict_features,
             base=Base(self.merge, fingerprint, self.scale if self.layers else None),
         )
 

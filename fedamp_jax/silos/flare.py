@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -191,19 +191,20 @@ def submit(
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     admin, until = Path(admin).absolute(), time.monotonic() + seconds
-    submitted, last = 0, "the server cannot be reached"
-    while submitted < tries and time.monotonic() < until and not finished():
+    submitted, last, running = 0, "the server cannot be reached", None
+    while (submitted < tries or running) and time.monotonic() < until and not finished():
         session = None
         try:
             session = new_secure_session(admin.name, str(admin))
-            if submitted:  # a dead site is among the connected ones until the server has noticed
-                time.sleep(_SILENT + 10)
-            patience = 60 if not submitted else 5
-            here = _gathered(session, set(sites), min(until, time.monotonic() + patience))
-            number = session.submit_job(str(Path(described).absolute()))
-            submitted += 1
-            say(f"job {submitted} of at most {tries}: {number}, with {', '.join(sorted(here))}")
-            last = _watched(session, number, finished, set(sites), here, until)
+            since = session.get_system_info().server_info.start_time
+            if running is None or running.since != since:  # a server that was started again has forgotten its jobs
+                if submitted:  # a dead site is among the connected ones until the server has noticed
+                    time.sleep(_SILENT + 10)
+                here = _gathered(session, set(sites), min(until, time.monotonic() + (5 if submitted else 60)))
+                running = _Running(session.submit_job(str(Path(described).absolute())), here, since)
+                submitted += 1
+                say(f"job {submitted} of at most {tries}: {running.number}, with {', '.join(sorted(here))}")
+            last, running = _watched(session, running, finished, set(sites), until), None
         except Exception as error:  # FLARE's, of many kinds, while the server is not there
             last = f"{type(error).__name__}: {error}"
             time.sleep(2)
@@ -213,6 +214,14 @@ def submit(
         say(f"job {submitted}: {last}")
     if not finished():
         raise RuntimeError(f"{submitted} jobs did not finish it; the last one: {last}. The server's log says more")
+
+
+class _Running(NamedTuple):
+    """A job: its number, the sites that were there, and when its server was started."""
+
+    number: str
+    here: set[str]
+    since: Any
 
 
 def _connected(session: Any) -> set[str]:
@@ -226,13 +235,11 @@ def _gathered(session: Any, sites: set[str], until: float) -> set[str]:
     return _connected(session) & sites
 
 
-def _watched(
-    session: Any, number: str, finished: Callable[[], bool], sites: set[str], here: set[str], until: float
-) -> str:
+def _watched(session: Any, running: _Running, finished: Callable[[], bool], sites: set[str], until: float) -> str:
     """Wait for a job; returns how it ended. It is ended if a site comes back that is not in it."""
-    away = sites - here
+    away = sites - running.here
     while time.monotonic() < until:
-        status = session.get_job_meta(number).get("status", "unknown")
+        status = session.get_job_meta(running.number).get("status", "unknown")
         if finished():
             return "finished"
         if status.startswith("FINISHED"):
@@ -240,8 +247,8 @@ def _watched(
         connected = _connected(session)
         away |= sites - connected
         if back := away & connected:
-            session.abort_job(number)
+            session.abort_job(running.number)
             return f"ended, as {', '.join(sorted(back))} came back"
         time.sleep(0.5)
-    session.abort_job(number)
+    session.abort_job(running.number)
     return "took too long"

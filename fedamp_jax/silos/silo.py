@@ -194,7 +194,7 @@ class Silo:
 
     @property
     def spent(self) -> tuple[float, float] | None:
-        """The (epsilon, delta) of what it has sent so far, None without `privacy`: infinite, that is."""
+        """The (epsilon, delta) of what it has sent so far; None without `privacy`, which bounds nothing."""
         if self._privacy is None:
             return None
         return self._privacy.epsilon(self._spent.answers), self._privacy.delta

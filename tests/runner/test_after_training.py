@@ -147,7 +147,7 @@ def test_clients_held_out(devices, tmp_path, monkeypatch):
     place = OnMesh(mesh=client_mesh(devices))
     run = fedamp_jax.run(task, fedamp_jax.fedavg(task, solver), trained.train, trained.test, rounds=2, progress=False,
                          placement=place)  # fmt: skip
-    model = jax.tree.map(lambda a: np.stack([a] * 3), fedamp_jax.Variables(run.state.params, {}))
+    model = jax.tree.map(lambda a: np.stack([a] * 3), fedamp_jax.Variables(run.state.params))
     wanted = 100 * np.asarray(fedamp_jax.evaluate(task, model, newcomers.part(everybody, np.array(new)).test))
     np.testing.assert_allclose(found["FedAvg"]["start"], wanted, atol=4.1)  # an example of 25 by another order of sums
     assert found["FedAvg"]["adapted"] == found["FedAvg-FT"]["start"] != found["FedAvg"]["start"]

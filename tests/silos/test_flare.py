@@ -149,6 +149,19 @@ def simulation(path, method, rounds, online=None):
     return result, personal_models(algorithm, key, state, train, 3)
 
 
+def session_of(federation):
+    """The admin's, as soon as the server is there."""
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    admin, until = federation.kits / "admin@localhost.org", time.monotonic() + 60
+    while True:
+        try:
+            return new_secure_session(admin.name, str(admin))
+        except Exception:
+            assert time.monotonic() < until
+            time.sleep(1)
+
+
 def test_eight_methods_equal_the_simulation(federation):
     """After three rounds: accuracies, losses, and each site's own model. Failed with scalars that became vectors."""
     found, _ = federation.submit(METHODS, rounds=3)
@@ -248,18 +261,8 @@ def test_an_answer_that_comes_too_late_is_lost(federation, slow_rounds):
 
 def test_jobs_that_sites_refuse(federation):
     """A job that carries code, and one that names another class."""
-    from nvflare.fuel.flare_api.flare_api import new_secure_session
-
-    admin = federation.kits / "admin@localhost.org"
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            session = new_secure_session(admin.name, str(admin))
-            break
-        except Exception:
-            assert time.monotonic() < deadline
-            time.sleep(1)
-    flare._gathered(session, set(SITES), deadline)
+    session = session_of(federation)
+    flare._gathered(session, set(SITES), time.monotonic() + 60)
 
     def status(job):
         number = session.submit_job(str(job))
@@ -294,14 +297,16 @@ def test_a_site_of_another_federation_is_refused(federation, tmp_path):
     kit = stranger.kits / "north"
     for name in ("fed_client.json",):
         shutil.copy(federation.kits / "north" / "startup" / name, kit / "startup" / name)
+    session = session_of(federation)
+    flare._gathered(session, set(SITES), time.monotonic() + 60)
     flare.stop([federation.running.pop("north")])
+    until = time.monotonic() + 90
+    while "north" in flare._connected(session):
+        assert time.monotonic() < until
+        time.sleep(1)
     process = flare.start(kit, HERE / "hospital.py", tmp_path / "kept", log=tmp_path / "stranger.log")
     federation.running["stranger"] = process
-    from nvflare.fuel.flare_api.flare_api import new_secure_session
-
-    admin = federation.kits / "admin@localhost.org"
     time.sleep(15)
-    session = new_secure_session(admin.name, str(admin))
     assert flare._connected(session) == {"east", "south"}
     session.close()
 
