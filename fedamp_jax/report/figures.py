@@ -261,10 +261,18 @@ def _weights(axes: Axes, name: str, xi: np.ndarray, groups: list[Any] | None) ->
     axes.grid(visible=False)
 
 
+_IN_COLUMN = 18
+"""Entries of a legend at the right side of a panel, one below the other."""
+
+
 def _legend(figure: Figure, below: bool = False) -> None:
-    """One legend for all panels."""
+    """One legend for all panels; at their right side in as many columns as are not higher than a panel."""
     entries = {str(line.get_label()): line for panel in figure.axes for line in panel.get_lines()}
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 4} if below else {"loc": "outside right center"}
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 4}
+    if not below:
+        columns = -(-len(entries) // _IN_COLUMN)
+        figure.set_figwidth(figure.get_figwidth() + 1.7 * (columns - 1))
+        place = {"loc": "outside right center", "ncols": columns}
     figure.legend(list(entries.values()), list(entries), frameon=False, handlelength=3.2, **place)
 
 

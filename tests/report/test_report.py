@@ -16,6 +16,7 @@ import sigma_sweep
 from plotly.offline import get_plotlyjs
 
 import fedamp_jax
+from fedamp_jax.algorithms.registry import METHODS
 from fedamp_jax.analysis import holm
 from fedamp_jax.report import charts, figures, files, method_table, report, run_page, styles
 from fedamp_jax.runner.train import last_rounds
@@ -264,6 +265,16 @@ def test_every_method_has_its_own_line(results):
     assert fedavg.line != fedprox.line and fedavg.rank < fedprox.rank and fedavg.width > fedprox.width
     figure = figures.convergence(results)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == NAMES
+
+
+def test_all_methods_fit_beside_the_curves(results):
+    """The legend lies within the figure, and leaves room for the curves. Failed with 23 methods in one column."""
+    results["methods"] = {name: method(80.0) for name in METHODS}
+    figure = figures.convergence(results)
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.y0 >= 0 and box.y1 <= figure.bbox.height and box.x1 <= figure.bbox.width
+    assert figure.axes[0].bbox.width > 0.6 * figure.bbox.width
 
 
 def test_labels_do_not_cover_each_other():
