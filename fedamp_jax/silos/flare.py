@@ -107,6 +107,7 @@ def start(
     kit, folder = Path(kit).absolute(), Path(folder).absolute()
     Settings(settings)  # so that an error in it is seen here
     folder.mkdir(parents=True, exist_ok=True)
+    _store_jobs(kit)
     environment = {
         **os.environ, SETTINGS: str(Path(settings).absolute()), FOLDER: str(folder),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -114,6 +115,19 @@ def start(
     command = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"]
     with open(log, "a") if log is not None else contextlib.nullcontext() as out:
         return subprocess.Popen(command, cwd=kit, env=environment, stdout=out, stderr=out, start_new_session=True)
+
+
+def _store_jobs(kit: Path) -> None:
+    """Let a server keep its jobs in its kit: FLARE's usual folder in /tmp is that of all servers of a machine."""
+    path = kit / "local" / "resources.json"
+    resources = json.loads(path.read_text())
+    if "snapshot_persistor" not in resources:
+        return
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "snapshots")
+    for component in resources["components"]:
+        if component["id"] == "job_manager":
+            component["args"]["uri_root"] = str(kit / "jobs")
+    replace_file(path, json.dumps(resources, indent=1).encode())
 
 
 def stop(processes: Sequence[subprocess.Popen], seconds: float = 10.0) -> None:
