@@ -149,3 +149,6 @@ def setup(app):
     app.connect("html-page-context", load_nothing)
     app.connect("env-check-consistency", check_coverage)
     app.connect("autodoc-skip-member", skip_member)
+
+
+autodoc_mock_imports = ["nvflare"]  # an extra that the documentation does without
