@@ -47,6 +47,7 @@ nb_merge_streams = True
 default_role = "literal"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_mock_imports = ["nvflare"]  # an extra that the documentation does without
 napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_use_rtype = False
 maximum_signature_line_length = 100
@@ -151,4 +152,3 @@ def setup(app):
     app.connect("autodoc-skip-member", skip_member)
 
 
-autodoc_mock_imports = ["nvflare"]  # an extra that the documentation does without
