@@ -150,5 +150,3 @@ def setup(app):
     app.connect("html-page-context", load_nothing)
     app.connect("env-check-consistency", check_coverage)
     app.connect("autodoc-skip-member", skip_member)
-
-

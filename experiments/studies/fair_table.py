@@ -85,6 +85,11 @@ GRIDS: dict[str, Grid] = {
     "IFCA": Grid((1e-3, 3e-3), "k", (2, 3, 5, 8)),
     "CFL": Grid((1e-3, 3e-3), "eps1", (0.2, 0.4, 0.6, 0.8)),
     "Per-FedAvg": Grid(RATES, "alpha", (0.01, 0.1), lambda rate, value: {"alpha": value, "beta": 10.0 * rate}),
+    "FedProto": Grid(RATES, "lam", (1.0, 10.0)),
+    "kNN-Per": Grid(RATES, "lam", (0.3, 0.6)),
+    "FedALA": Grid(RATES, "eta", (0.1, 1.0)),
+    "FedPAC": Grid(RATES, "lam", (0.1, 1.0)),
+    "pFedHN": Grid(RATES, "rate", (3e-4, 1e-3)),
 }  # fmt: skip
 """By method; the others have eight learning rates."""
 
@@ -134,7 +139,8 @@ class Cell:
             algorithm = self.algorithm(rate, value)
             state = algorithm.init(key, train)
             state, _ = fedamp_jax.scan_rounds(algorithm, state, train, self.rounds, key)
-            scores = fedamp_jax.evaluate(task, algorithm.personalize(key, state, train), test)
+            reads = task if algorithm.reader is None else algorithm.reader(train)
+            scores = fedamp_jax.evaluate(reads, algorithm.personalize(key, state, train), test)
             return jnp.nanmean(scores)
 
         traced = isinstance(values[0], float)
