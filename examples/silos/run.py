@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("silos"))
     options = parser.parse_args()
     out, sites = options.out.absolute(), list(make_tables.SITES)
+    if (out / "kept").exists():
+        parser.error(f"{out} holds an earlier run, which would be continued: give another --out, or remove it")
     make_tables.write(out / "tables")
     os.environ["HOSPITAL_TABLES"] = str(out / "tables")
     federation = {"name": "hospitals", "server": "localhost", "port": options.port, "admin": "admin@localhost.org"}

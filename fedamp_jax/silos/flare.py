@@ -47,7 +47,7 @@ def provision(federation: str | os.PathLike, folder: str | os.PathLike) -> Path:
         The folder with the kits, one folder for each party.
 
     Raises:
-        ValueError: if the file lacks something.
+        ValueError: if the file lacks something, or the folder holds kits of such a federation already.
     """
     path = local_file(federation, "the federation's file")
     described = yaml.safe_load(path.read_text())
@@ -60,6 +60,8 @@ def provision(federation: str | os.PathLike, folder: str | os.PathLike) -> Path:
     admin = {"name": described["admin"], "type": "admin", "org": "server", "role": "project_admin"}
     project = {"api_version": 3, "name": described["name"], "participants": [server, *clients, admin]}
     folder = Path(folder).absolute()
+    if (folder / described["name"]).exists():
+        raise ValueError(f"{folder} holds kits of {described['name']!r} already: give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     project_file = folder / "project.yml"
     replace_file(project_file, yaml.safe_dump(project | {"builders": _BUILDERS}).encode())

@@ -1,6 +1,5 @@
 """Federations over NVIDIA FLARE on this machine: equal to the simulation, and what happens if a party is lost."""
 
-import importlib.util
 import json
 import os
 import re
@@ -323,4 +322,12 @@ def test_a_federation_file_that_lacks_something(tmp_path):
     (tmp_path / "federation.yml").write_text("name: hospitals\n")
     with pytest.raises(ValueError, match="must have admin, name, port, server, sites"):
         flare.provision(tmp_path / "federation.yml", tmp_path)
-    assert importlib.util.find_spec("nvflare") is not None
+
+
+def test_kits_are_not_made_twice(tmp_path):
+    """A second root certificate would lock the first sites out. Failed with nvflare's own words."""
+    first = Federation(tmp_path)
+    with pytest.raises(ValueError, match="holds kits of 'hospitals' already"):
+        flare.provision(tmp_path / "federation.yml", tmp_path / "kits")
+    policy = json.loads((first.kits / "north" / "local" / "authorization.json").read_text())
+    assert policy["permissions"]["project_admin"]["byoc"] == "none"
