@@ -265,3 +265,25 @@ def test_arrays_arrive_as_they_were(array, dtype):
     found = read(sent, array, dtype)
     assert (found.shape, found.dtype) == (array.shape, array.dtype)
     assert bool(jnp.all(found == array))
+
+
+def test_adapters_of_a_pretrained_model():
+    """The base is on both sides and is never sent; another base is another program.
+
+    Failed when constants of a program were no part of its fingerprint.
+    """
+    whole = fedamp_jax.models.mlp(registry.CLASSES, shape=(registry.FEATURES,), hidden=(40,))
+    task, other = (fedamp_jax.models.adapted(whole, whole.init(jax.random.key(i)), rank=2) for i in (0, 1))
+    solver = fedamp_jax.Solver(optax.sgd(0.1), epochs=2, batch_size=4)
+    algorithm = fedamp_jax.fedamp(task, solver, sigma=1.0, self_weight=0.5)
+    train, test = data()
+    whole_run = run(task, algorithm, train, test)
+    there = Watched(clients(task, algorithm))
+    found = run(task, algorithm, *there.connect(seed=SEED))
+    np.testing.assert_allclose(found.loss, whole_run.loss, rtol=1e-5)
+    own = sum(4 * a.size for a in jax.tree.leaves(task.init(jax.random.key(0)).params))
+    assert max(down for program, _, down, _ in there.crossed if program == "compiled_round") < own + 200
+    elsewhere = fedamp_jax.fedamp(other, solver, sigma=1.0, self_weight=0.5)
+    mixed = silos.InProcess([*clients(task, algorithm)[:3], clients(other, elsewhere)[3]])
+    with pytest.raises(RuntimeError, match="client 3 refuses"):
+        run(task, algorithm, *mixed.connect(seed=SEED), rounds=1)
