@@ -13,6 +13,8 @@ from fedamp_jax.report.method_table import number, p_text
 from fedamp_jax.report.page import Page
 from fedamp_jax.report.schema import MethodResults, RunResults, judged_by, plain, title
 
+_MESSAGES = """What a round would send between a server and each client that takes part, if clients kept their data:
+    messages to the client and back, in models of the size of this one. Without evaluation."""
 _METHODS = """BMTA: best mean test accuracy, the highest mean over clients in any evaluated round. final: the mean in
     the last round. s / round: seconds per round. rejected: number of clients that kept their previous model in some
     round because their update was not finite. new clients: mean accuracy of clients that did not train, of the models
@@ -53,6 +55,7 @@ def html(results: RunResults, figures: Sequence[str] = ()) -> str:
     page = Page(title(results))
     _head(page, results, figures)
     _methods(page, results)
+    _messages(page, results)
     _curves(page, results)
     _attention(page, results)
     _clients(page, results)
@@ -94,6 +97,21 @@ def _methods(page: Page, results: RunResults) -> None:
         page.text(_TESTS + limit * (least >= 1e-4), "note")
     for sentence in method_table.rejections(results):
         page.text(sentence)
+
+
+def _messages(page: Page, results: RunResults) -> None:
+    """What each method sends."""
+    every = {name: method.get("sent") for name, method in results["methods"].items()}
+    found = {name: one for name, one in every.items() if one}
+    if not found:
+        return
+    rows = [
+        [name, str(one["exchanges"]), *(number(one[way] / one["model"]) for way in ("down", "up"))]
+        for name, one in found.items()
+    ]
+    page.heading("Messages")
+    page.text(_MESSAGES, "note")
+    page.table(["method", "exchanges", "models down", "models up"], rows)
 
 
 def _curves(page: Page, results: RunResults) -> None:

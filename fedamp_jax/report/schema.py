@@ -49,6 +49,19 @@ class NewClients(TypedDict):
     adapted: list[float | None]
 
 
+class Sent(TypedDict):
+    """What a round of a method sends for one client that takes part, if clients keep their data.
+
+    Keys: exchanges: messages to the client, each with an answer. down, up: bytes to the client and from it. model:
+    bytes of one model.
+    """
+
+    exchanges: int
+    down: int
+    up: int
+    model: int
+
+
 class MethodNumbers(TypedDict):
     """What every method's entry has, but for PFLEGO's score.
 
@@ -58,10 +71,9 @@ class MethodNumbers(TypedDict):
     first_round_seconds: of the first round of each start, which compiles. seconds_per_round: of the other rounds; None
     if there are none. rejected: how many updates of a client were rejected, by client. paper: the paper's accuracy.
     in_group_weight, ari: `[R]`, how far attention has found the groups. xi: `[M, M]`, the last round's collaboration
-    weights. attention: those of earlier rounds, too. settings: of this method alone. new_clients: those that joined
-    after training. With several seeds, standard
-    deviations over them: bmta_std, final_std, and `[R]` mean_accuracy_std, loss_std, in_group_weight_std, ari_std;
-    best_rounds: of each seed.
+    weights. attention: those of earlier rounds, too. settings: of this method alone. sent: what a round sends.
+    new_clients: those that joined after training. With several seeds, standard deviations over them: bmta_std,
+    final_std, and `[R]` mean_accuracy_std, loss_std, in_group_weight_std, ari_std; best_rounds: of each seed.
     """
 
     bmta: float
@@ -83,6 +95,7 @@ class MethodNumbers(TypedDict):
     attention: NotRequired[AttentionHistory | None]
     settings: NotRequired[dict[str, Any]]
     new_clients: NotRequired[NewClients | None]
+    sent: NotRequired[Sent]
     bmta_std: NotRequired[float]
     final_std: NotRequired[float]
     best_rounds: NotRequired[list[int]]

@@ -19,7 +19,7 @@ from fedamp_jax.driver.history import Observer
 from fedamp_jax.report import files
 from fedamp_jax.report.combine import p_values
 from fedamp_jax.report.runs import method_results
-from fedamp_jax.report.schema import LastRounds, RunResults
+from fedamp_jax.report.schema import LastRounds, RunResults, Sent
 from fedamp_jax.runner import cost, live, machine, provenance, run_folder
 from fedamp_jax.runner.experiment import Experiment, Prepared, prepare
 from fedamp_jax.runner.messages import readable, say
@@ -28,6 +28,12 @@ from fedamp_jax.runner.options import Options, participation
 
 _SMALL = 2**30
 """Bytes: the last checkpoints of finished methods stay if they take no more together."""
+
+
+def sent(algorithm: fedamp_jax.Algorithm, train: fedamp_jax.Data) -> Sent:
+    """What a round sends for one client, as results hold it."""
+    found = fedamp_jax.traffic(algorithm, train)
+    return {"exchanges": found.exchanges, "down": found.down, "up": found.up, "model": found.model}
 
 
 def last_rounds(accuracy: np.ndarray, rounds: int) -> LastRounds:
@@ -127,6 +133,7 @@ def train_methods(experiment: Experiment, options: Options, folder: Path) -> Run
             ordered = by_id(result, np.asarray(federation.train.id))
             own = settings_of_method(options, name, scales.get(name))
             entries[name] = method_results(ordered, paper.get(name), own)
+            entries[name]["sent"] = sent(algorithm, federation.train)
             if experiment.score_rounds:
                 entries[name]["last_rounds"] = last_rounds(100.0 * ordered.accuracy, experiment.score_rounds)
             if newcomers:

@@ -267,6 +267,15 @@ def test_every_method_has_its_own_line(results):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == NAMES
 
 
+def test_what_is_sent_is_on_the_page(results):
+    """In models, and not at all in results of earlier versions. Failed with bytes."""
+    assert "Messages" not in run_page.html(results, [])
+    results["methods"]["FedAMP"]["sent"] = {"exchanges": 2, "down": 300, "up": 100, "model": 200}
+    page = run_page.html(results, [])
+    assert "Messages" in page
+    assert re.search(r"FedAMP</t[dh]>\s*<td[^>]*>2</td>\s*<td[^>]*>1.50</td>\s*<td[^>]*>0.50</td>", page)
+
+
 def test_all_methods_fit_beside_the_curves(results):
     """The legend lies within the figure, and leaves room for the curves. Failed with 23 methods in one column."""
     results["methods"] = {name: method(80.0) for name in METHODS}
