@@ -214,7 +214,7 @@ def submit(
             session = new_secure_session(admin.name, str(admin))
             since = session.get_system_info().server_info.start_time
             if running is None or running.since != since:  # a server that was started again has forgotten its jobs
-                if submitted:  # a dead site is among the connected ones until the server has noticed
+                if submitted and not last.startswith("ended"):  # until it is noticed, a dead site looks connected
                     time.sleep(_SILENT + 10)
                 here = _gathered(session, set(sites), min(until, time.monotonic() + (5 if submitted else 60)))
                 running = _Running(session.submit_job(str(Path(described).absolute())), here, since)
@@ -252,7 +252,7 @@ def _gathered(session: Any, sites: set[str], until: float) -> set[str]:
 
 
 def _watched(session: Any, running: _Running, finished: Callable[[], bool], sites: set[str], until: float) -> str:
-    """Wait for a job; returns how it ended. It is ended if a site comes back that is not in it."""
+    """Wait for a job; returns how it ended. It is ended if one of its sites is gone, or another one comes back."""
     away = sites - running.here
     while time.monotonic() < until:
         status = session.get_job_meta(running.number).get("status", "unknown")
@@ -262,6 +262,9 @@ def _watched(session: Any, running: _Running, finished: Callable[[], bool], site
             return status
         connected = _connected(session)
         away |= sites - connected
+        if gone := running.here - connected:  # the next job knows beforehand that it is offline
+            session.abort_job(running.number)
+            return f"ended, as {', '.join(sorted(gone))} is gone"
         if back := away & connected:
             session.abort_job(running.number)
             return f"ended, as {', '.join(sorted(back))} came back"
