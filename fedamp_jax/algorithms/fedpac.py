@@ -56,7 +56,7 @@ def combination(distances: Array, variance: Array, present: Array) -> Array:
     Args:
         distances: `[M, M]`, `||s_i - s_j||^2`.
         variance: `[M]`, V, at least 0.
-        present: `[M]` bool; the others have weight 0, and the identity's rows.
+        present: `[M]` bool; the others have weight 0, and their rows are those of the identity.
 
     >>> far = jnp.array([[0.0, 9.0], [9.0, 0.0]])
     >>> weights = combination(far, jnp.array([1.0, 1.0]), jnp.array([True, True]))

@@ -110,7 +110,7 @@ def mean_centroids(clients: Centroids, present: Array, old: Centroids) -> Centro
     Args:
         clients: leaves `[M, ...]`.
         present: `[M]` bool, the clients that count.
-        old: what there is of a class if none of these clients has it; `counts` stays, too.
+        old: kept for a class that none of these clients has, its count, too.
     """
     weights = jnp.where(present[:, None], clients.counts, 0.0)
     mean = jax.vmap(server.weighted_mean, in_axes=(1, 1, 0))(weights, clients.mean, old.mean)

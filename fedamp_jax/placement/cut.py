@@ -231,7 +231,7 @@ class Cut(Flat):
                 elif self._sent(v):
                     down.add((number, *self._told(v)))
         last = max([*(self.client[op.outs[0]] for op in used), *(e for e, *_ in down), *self.up.values()], default=0)
-        last = max(last, int(self.ends.delivered))  # clients are told that their models are final
+        last = max(last, int(self.ends.delivered))  # at least one message, which asks for the models
         self.exchanges: list[Exchange] = []
         for number in range(1, last + 1):
             now = {(v, full) for at, v, full in down if at == number}

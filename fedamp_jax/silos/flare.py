@@ -199,7 +199,7 @@ def submit(
         sites: their names; the first job waits up to a minute for all of them.
         tries: jobs at most.
         seconds: for all of them.
-        say: is told what happens.
+        say: called with a line of text for each event.
 
     Raises:
         RuntimeError: no job finished it.

@@ -51,7 +51,7 @@ class Client:
 
     @collab.publish
     def join(self, method: str) -> dict[str, Any]:
-        """What the server is told of the site's data, `Kind`, as JSON."""
+        """A description of the site's data, `Kind` as JSON."""
         return self._answered(lambda: {"kind": json.dumps(self._silo(method).kind)})
 
     @collab.publish

@@ -31,7 +31,7 @@ class Privacy:
     Attributes:
         clip: largest Euclidean norm of an update, of all parameters together, greater than 0.
         noise: the noise multiplier, greater than 0.
-        delta: for which `epsilon` is told, in (0, 1).
+        delta: of the guarantee (epsilon, delta) that `epsilon` computes, in (0, 1).
 
     Raises:
         TypeError, ValueError: a number out of range.

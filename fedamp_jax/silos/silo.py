@@ -110,7 +110,7 @@ class Silo:
 
     @property
     def kind(self) -> Kind:
-        """What the server is told of the data."""
+        """A description of the data for the server."""
         train, test = self._data
         x, y = jax.tree.map(lambda a: [str(a.dtype), list(a.shape[1:])], (train.x, train.y))
         return Kind((int(train.size[0]), int(test.size[0])), int(train.classes[0]), x, y)

@@ -35,8 +35,8 @@ def test_clients_alike_share_by_their_variance():
     v = jnp.array([1.0, 2.0, 4.0])
     found = combination(jnp.zeros((3, 3)), v, jnp.ones(3, bool))
     np.testing.assert_allclose(found, np.broadcast_to((1 / v) / jnp.sum(1 / v), (3, 3)), rtol=1e-4)
-    nobody = combination(jnp.ones((3, 3)), v, jnp.zeros(3, bool))
-    np.testing.assert_array_equal(nobody, np.eye(3))
+    none_present = combination(jnp.ones((3, 3)), v, jnp.zeros(3, bool))
+    np.testing.assert_array_equal(none_present, np.eye(3))
 
 
 def test_absent_clients_are_not_combined():
