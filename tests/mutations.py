@@ -639,7 +639,7 @@ MUTATIONS = [
     Mutation("examples-may-go-up", "fedamp_jax/placement/cut.py", "if v in self.examples:\n            raise", "if False:\n            raise", "tests/silos/test_traffic.py -k reads_examples"),
     Mutation("fingerprint-without-numbers", "fedamp_jax/placement/stages.py", "str(op.eqn.params))", "op.name)", "tests/silos/test_silos.py -k another_program"),
     Mutation("fingerprint-without-constants", "fedamp_jax/placement/stages.py", "digest.update(np.ascontiguousarray(np.asarray(a)))", "pass", "tests/silos/test_silos.py -k adapters"),
-    Mutation("rows-of-the-first-client", "fedamp_jax/placement/remote.py", "written(env[v][i : i + 1]", "written(env[v][:1]", f"{EXAM} 'silos and fedamp'"),
+    Mutation("rows-of-the-first-client", "fedamp_jax/placement/remote.py", "self.written[v][i : i + 1]", "self.written[v][:1]", f"{EXAM} 'silos and fedamp'"),
     Mutation("newest-state-of-a-silo", "fedamp_jax/silos/silo.py", "self._versions.read(message.base, ", "self._versions.read(max(self._versions._kept, default=0), ",
              "tests/silos/test_silos.py -k lost_answer"),
     Mutation("answers-unchecked", "fedamp_jax/placement/remote.py", "refuse_unlike(answer.rows, up", "(lambda *_, **__: None)(answer.rows, up", "tests/silos/test_silos.py -k bad_answer"),

@@ -152,7 +152,7 @@ class _Call:
     def __init__(self, place: Remote, name: str, cut: Divided, state: RemoteState, rounds: bool):
         self.place, self.name, self.cut, self.rounds = place, name, cut, rounds
         self.base, self.number = np.asarray(state.base), int(state.calls) + 1
-        self.whole: dict[int, np.ndarray] = {}
+        self.written: dict[int, np.ndarray] = {}
         self.answered: set[int] = set()
         self.lost: set[int] = set()
         self.done = 0
@@ -199,12 +199,12 @@ class _Call:
     def _message(self, number: int, i: int, env: dict[int, Any]) -> Message:
         first = number if i in self.answered else 1
         rows, whole = self.cut.down(number, first)
-        for v in whole:
-            if v not in self.whole:
-                self.whole[v] = written(env[v], self.place.dtype)
+        for v in (*rows, *whole):
+            if v not in self.written:  # once for all clients
+                self.written[v] = written(env[v], self.place.dtype)
         return Message(
             self.name, number, first, self.cut.fingerprint, int(self.base[i]), self.number if self.rounds else 0,
-            {v: written(env[v][i : i + 1], self.place.dtype) for v in rows}, {v: self.whole[v] for v in whole},
+            {v: self.written[v][i : i + 1] for v in rows}, {v: self.written[v] for v in whole},
         )  # fmt: skip
 
     def _answers(self, sent: dict[int, Message]) -> dict[int, dict[int, np.ndarray]]:

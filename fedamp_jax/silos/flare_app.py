@@ -60,7 +60,9 @@ class Client:
 
         def admitted() -> dict[str, Any]:
             row, clients, seed, longest, dtype = json.loads(place)
-            self._silo(method).admit(Place(row, clients, seed, tuple(longest), dtype))
+            silo = self._silo(method)
+            silo.admit(Place(row, clients, seed, tuple(longest), dtype))
+            print(f"{method}: {silo.sends}", flush=True)  # in the site's log, before anything is sent
             return {}
 
         return self._answered(admitted)

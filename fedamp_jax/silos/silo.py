@@ -20,6 +20,7 @@ from fedamp_jax.placement.remote import Remote
 from fedamp_jax.placement.stages import Divided
 from fedamp_jax.saving import save_models
 from fedamp_jax.silos.privacy import Privacy, Spent
+from fedamp_jax.silos.sent import Traffic, traffic
 from fedamp_jax.silos.versions import Versions
 from fedamp_jax.types import Algorithm, Data, Static, Task, Variables
 
@@ -138,6 +139,12 @@ class Silo:
         self._versions = Versions(self._folder, self._identity())
         if self._privacy is not None:
             self._privacy.check(self._cut(ROUND)[1])
+
+    @property
+    def sends(self) -> Traffic:
+        """What a round sends, known before the first message; the silo has to be admitted."""
+        assert self._place is not None
+        return traffic(self._algorithm, self._all[0], dtype=self._place.dtype)
 
     def _identity(self) -> str:
         assert self._place is not None

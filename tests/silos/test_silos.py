@@ -58,6 +58,7 @@ def test_what_crosses_is_what_traffic_says(name):
     train, test = there.connect(seed=SEED)
     run(task, algorithm, train, test, rounds=2)
     sent = fedamp_jax.traffic(algorithm, data()[0])
+    assert there.silos[1].sends == sent
     for i in range(len(SIZES)):
         down, up = (sum(c[k] for c in there.crossed if c[:2] == ("compiled_round", i)) for k in (2, 3))
         assert (down, up) == (2 * sent.down, 2 * sent.up)
