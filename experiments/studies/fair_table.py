@@ -1,7 +1,7 @@
 """All methods on equal terms: each one's hyper-parameters chosen on validation data, from eight settings.
 
     python experiments/studies/fair_table.py run --out fair.jsonl      # the bundled digits; goes on if it was stopped
-    python experiments/studies/fair_table.py run --dataset mnist --data-dir DIR --share 0.1 --out fair.jsonl
+    python experiments/studies/fair_table.py run --dataset mnist --data-dir DIR --share 0.1 --pool 2 --out fair.jsonl
     python experiments/studies/fair_table.py report fair.jsonl --figure fair.png    # the table, and the ranks
 
 In each setting (practical, pathological, Dirichlet with 0.1, and groups that disagree about labels or turn images) the
@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "labels": {"setting": "concept", "shift": "labels"},
     "rotation": {"setting": "concept", "shift": "rotation"},
 }
+SHAPES = {"digits": (10, (8, 8)), "mnist": (10, (28, 28, 1)), "cifar100": (100, (32, 32, 3))}
+"""Classes and images of the data sets."""
+
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 EIGHT_RATES = (1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 3e-2)
 
@@ -105,6 +109,7 @@ class Cell:
     epochs: int
     batch: int
     share: float
+    pool: int
     data_dir: str | None
 
     @property
@@ -112,21 +117,17 @@ class Cell:
         return self.dataset, self.setting, self.method
 
     def federation(self, seed: int) -> fedamp_jax.data.Federation:
-        """The clients of a seed, with a share of their training examples."""
+        """The clients of a seed, with a share of their training examples, and smaller images."""
         chosen = {"setting": self.setting, **SETTINGS[self.setting]}
         found = fedamp_jax.data.federation(self.dataset, data_dir=self.data_dir, seed=seed, **chosen)
-        if self.share == 1:
-            return found
-        size = jnp.maximum(1, jnp.round(self.share * found.train.size)).astype(jnp.int32)
-        return found._replace(train=found.train._replace(size=size))
+        size = jnp.asarray(np.maximum(1, np.round(self.share * np.asarray(found.train.size))), jnp.int32)
+        train = found.train._replace(x=pooled(found.train.x, self.pool), size=size)
+        return found._replace(train=train, test=found.test._replace(x=pooled(found.test.x, self.pool)))
 
     def task(self) -> Task:
-        """The small model of the data set."""
-        if self.dataset == "digits":
-            return fedamp_jax.models.mlp(classes=10, shape=(8, 8))
-        if self.dataset == "mnist":
-            return fedamp_jax.models.mlp(classes=10, shape=(28, 28, 1))
-        return fedamp_jax.models.cnn(classes=100, shape=(32, 32, 3))
+        """A perceptron with one hidden layer, for images of the data set."""
+        classes, (height, width, *channels) = SHAPES[self.dataset]
+        return fedamp_jax.models.mlp(classes=classes, shape=(height // self.pool, width // self.pool, *channels))
 
     def program(self) -> Callable[..., float]:
         """`(rate, value, train, test, seed) -> accuracy`, the clients' mean after training.
@@ -162,13 +163,19 @@ class Cell:
         return method.factory(task, solver, base=METHODS[method.base].factory(task, solver, **arguments))
 
     def run(self, seeds: Sequence[int]) -> dict[str, Any]:
-        """Choose on validation data, then train with the choice for each seed."""
+        """Choose on validation data, then train with the choice for each seed.
+
+        `seconds` are those of the processor, so that other processes do not count: of the fastest setting, without
+        compilation, as at least two settings share a program.
+        """
         grid, accuracy = GRIDS.get(self.method, Grid()), self.program()
         part, validation = fedamp_jax.data.hold_out(self.federation(0).train, 0.2, seed=0)
-        tried = [
-            {"rate": rate, "value": value, "validation": accuracy(rate, value, part, validation, 0)}
-            for rate, value in grid.all
-        ]
+        tried, seconds = [], []
+        for rate, value in grid.all:
+            before = time.process_time()
+            found = accuracy(rate, value, part, validation, 0)
+            seconds.append(time.process_time() - before)
+            tried.append({"rate": rate, "value": value, "validation": found})
         best = max(tried, key=lambda one: (np.nan_to_num(one["validation"], nan=-1.0), -one["rate"]))
         federations = [self.federation(seed) for seed in seeds]
         test = [
@@ -177,7 +184,21 @@ class Cell:
         ]
         sent = fedamp_jax.traffic(self.algorithm(best["rate"], best["value"]), federations[0].train)
         return {**dataclasses.asdict(self), "name": grid.name, "tried": tried, "best": best, "seeds": list(seeds),
-                "test": test, "down": sent.down, "up": sent.up, "model": sent.model}  # fmt: skip
+                "test": test, "down": sent.down, "up": sent.up, "model": sent.model,
+                "seconds": min(seconds)}  # fmt: skip
+
+
+def pooled(x: jax.Array, side: int) -> jax.Array:
+    """Images `[N, height, width, ...]` as means over squares.
+
+    >>> pooled(jnp.arange(16.0).reshape(1, 4, 4), 2)[0]
+    Array([[ 2.5,  4.5],
+           [10.5, 12.5]], dtype=float32)
+    """
+    if side == 1:
+        return x
+    n, height, width, *rest = x.shape
+    return x.reshape(n, height // side, side, width // side, side, *rest).mean((2, 4)).astype(x.dtype)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -187,7 +208,7 @@ def run(options: argparse.Namespace) -> None:
     names = options.methods or [name for name, method in METHODS.items() if method.any_model]
     for setting, name in itertools.product(options.settings, names):
         cell = Cell(options.dataset, setting, name, options.rounds, options.epochs, options.batch, options.share,
-                    options.data_dir)  # fmt: skip
+                    options.pool, options.data_dir)  # fmt: skip
         if cell.key in done:
             continue
         found = cell.run(options.seeds)
@@ -222,13 +243,16 @@ def critical_difference(methods: int, blocks: int, level: float = 0.05) -> float
 
 
 def table(cells: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table: means and half of the range over seeds, in percent, ranks, and models that are sent."""
+    """A Markdown table: means and half of the range over seeds, in percent, ranks, models that are sent, and seconds.
+
+    What is sent and the seconds are those of the first column's setting.
+    """
     methods, blocks, means = columns(cells)
     by = {(one["method"], (one["dataset"], one["setting"])): one for one in cells}
     ranks = stats.rankdata(-means, axis=0).mean(axis=1)
     lines = [
-        "| method | " + " | ".join(f"{d}, {s}" for d, s in blocks) + " | mean rank | models down, up |",
-        "|---|" + "--:|" * (len(blocks) + 2),
+        "| method | " + " | ".join(f"{d}, {s}" for d, s in blocks) + " | mean rank | models down, up | seconds |",
+        "|---|" + "--:|" * (len(blocks) + 3),
     ]
     for i in np.argsort(ranks, kind="stable"):
         shown = []
@@ -237,7 +261,7 @@ def table(cells: Sequence[dict[str, Any]]) -> str:
             shown.append(f"{test.mean():.1f} ± {(test.max() - test.min()) / 2:.1f}")
         one = by[methods[i], blocks[0]]
         sent = f"{one['down'] / one['model']:.2f}, {one['up'] / one['model']:.2f}"
-        lines.append(f"| {methods[i]} | {' | '.join(shown)} | {ranks[i]:.1f} | {sent} |")
+        lines.append(f"| {methods[i]} | {' | '.join(shown)} | {ranks[i]:.1f} | {sent} | {one['seconds']:.1f} |")
     return "\n".join(lines)
 
 
@@ -269,9 +293,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("run", help="train, and append a line to the file for each method and setting")
-    one.add_argument("--dataset", default="digits", choices=("digits", "mnist", "cifar100"))
+    one.add_argument("--dataset", default="digits", choices=list(SHAPES))
     one.add_argument("--data-dir")
     one.add_argument("--share", type=float, default=1.0, help="of each client's training examples")
+    one.add_argument("--pool", type=int, default=1, help="images are averaged over squares of this side")
     one.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     one.add_argument("--methods", nargs="+", choices=list(METHODS))
     one.add_argument("--rounds", type=int, default=30)

@@ -44,6 +44,10 @@ class Answer(NamedTuple):
     rows: Arrays
 
 
+class Away(Exception):
+    """A client is known not to be there, so that its silence needs no warning."""
+
+
 class Refused(Exception):
     """A client does not take part in what it is asked for, and says why; asking again would not help."""
 

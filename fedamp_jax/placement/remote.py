@@ -20,7 +20,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedamp_jax.layout import with_examples, without_examples
 from fedamp_jax.placement.divided import ROUND, RemoteState, Where, cut_of, shapes_of, where_of
-from fedamp_jax.placement.messages import Answer, Message, Refused, read, refuse_unlike, written
+from fedamp_jax.placement.messages import Answer, Away, Message, Refused, read, refuse_unlike, written
 from fedamp_jax.placement.operations import clients_p, refuse_compilation
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.placement.stages import Divided
@@ -28,7 +28,8 @@ from fedamp_jax.placement.stages import Divided
 Transport = Callable[[dict[int, Message]], Mapping[int, Answer | Exception]]
 """Sends a message to each of some clients, by their rows, and returns what came back.
 
-A client whose answer did not come in time is missing, or has the exception that says why."""
+A client whose answer did not come in time is missing, or has the exception that says why. An exception that the
+transport itself raises ends the run."""
 
 
 @jax.tree_util.register_static
@@ -151,7 +152,7 @@ class _Call:
 
     def __init__(self, place: Remote, name: str, cut: Divided, state: RemoteState, rounds: bool):
         self.place, self.name, self.cut, self.rounds = place, name, cut, rounds
-        self.base, self.number = np.asarray(state.base), int(state.calls) + 1
+        self.base, self.number = np.asarray(state.base), int(state.calls) + rounds
         self.written: dict[int, np.ndarray] = {}
         self.answered: set[int] = set()
         self.lost: set[int] = set()
@@ -214,7 +215,7 @@ class _Call:
         up = {v: self.cut.avals[v] for v in self.cut.exchanges[self.done].up}
         dtype = self.place.dtype if self.rounds else None  # accuracies are no models
         found: dict[int, dict[int, np.ndarray]] = {}
-        why = dict.fromkeys(sent, "its answer did not come")
+        why: dict[int, str | None] = dict.fromkeys(sent, "its answer did not come")
         for i, answer in (self.place.transport(sent) if sent else {}).items():
             if isinstance(answer, Refused):
                 raise RuntimeError(f"client {i} refuses: {answer}") from answer
@@ -224,12 +225,14 @@ class _Call:
                 refuse_unlike(answer.rows, up, dtype, finite=self.rounds)
                 found[i] = {v: read(answer.rows[v], aval, dtype) for v, aval in up.items()}
             except Exception as error:
-                why[i] = f"{type(error).__name__}: {error}"
-        lost = [i for i in sent if i not in found]
+                why[i] = None if isinstance(error, Away) else f"{type(error).__name__}: {error}"
+        lost = [i for i in sent if i not in found and why[i] is not None]
         if sent and not found:
-            raise RuntimeError(f"no client answers in round {self.number}; client {lost[0]}: {why[lost[0]]}")
+            said = f"client {lost[0]}: {why[lost[0]]}" if lost else "all are away"
+            raise RuntimeError(f"no client answers in round {self.number}; {said}")
+        without = f"does not count in round {self.number}" if self.rounds else f"is left out after round {self.number}"
         for i in lost:
-            warnings.warn(f"client {i} does not count in round {self.number}: {why[i]}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"client {i} {without}: {why[i]}", RuntimeWarning, stacklevel=2)
         return found
 
 

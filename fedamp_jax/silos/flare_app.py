@@ -17,10 +17,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from nvflare.collab import collab
+from nvflare.collab.api.exceptions import RunAborted
 
 import fedamp_jax
 from fedamp_jax.files import replace_file
-from fedamp_jax.placement.messages import Answer, Message, Refused
+from fedamp_jax.placement.messages import Answer, Away, Message, Refused
 from fedamp_jax.silos.federation import connect, deliver
 from fedamp_jax.silos.silo import Kind, Place, Silo
 from fedamp_jax.silos.site import FOLDER, SETTINGS, Settings
@@ -134,8 +135,7 @@ class Server:
             task, algorithm = settings.method(name)
             checkpoint = fedamp_jax.Checkpoint(folder / "checkpoint", every=1)
             done = max((int(one.name) for one in (folder / "checkpoint").glob("*") if one.name.isdigit()), default=0)
-            with open(folder / "jobs.jsonl", "a") as log:
-                log.write(json.dumps({"done": done, "present": sites.present.tolist()}) + "\n")
+            print(f"{name}: goes on after round {done} with {', '.join(sites.here())}", flush=True)  # in the log
             result = fedamp_jax.run(
                 task, algorithm, train, test, rounds=self.rounds, seed=self.seed, progress=False, checkpoint=checkpoint
             )
@@ -190,17 +190,18 @@ class Sites:
 
     def join(self) -> dict[str, Any]:
         """What each site says of its data."""
-        answers = self._ask(lambda site, proxy: proxy.join(self._method), self._here())
+        answers = self._ask(lambda site, proxy: proxy.join(self._method), self.here())
         return {site: json.loads(_checked(site, answer)["kind"]) for site, answer in answers.items()}
 
     def admit(self, places: Sequence[Place]) -> None:
         """Tell each site its place."""
         by_site = dict(zip(self._sites, places, strict=True))
-        answers = self._ask(lambda site, p: p.admit(self._method, json.dumps(by_site[site])), self._here())
+        answers = self._ask(lambda site, p: p.admit(self._method, json.dumps(by_site[site])), self.here())
         for site, answer in answers.items():
             _checked(site, answer)
 
-    def _here(self) -> list[str]:
+    def here(self) -> list[str]:
+        """The names of the sites that take part."""
         return [site for site, here in zip(self._sites, self.present, strict=True) if here]
 
     def __call__(self, messages: Mapping[int, Message]) -> dict[int, Answer | Exception]:
@@ -214,9 +215,11 @@ class Sites:
 
         answers = self._ask(ask, list(rows))
         found: dict[int, Answer | Exception] = {
-            i: ConnectionError("it is not in this job") for i in messages if not self.present[i]
+            i: Away("it is not in this job") for i in messages if not self.present[i]
         }
         for site, answer in answers.items():
+            if isinstance(answer, RunAborted):  # the job is at its end; its sites are not to blame
+                raise answer
             try:
                 found[rows[site]] = Answer({int(v): a for v, a in _checked(site, answer)["rows"].items()})
             except Exception as error:

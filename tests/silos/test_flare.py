@@ -98,6 +98,23 @@ class Federation:
     def result(self, method):
         return self.folder / "kept" / "localhost" / method / "result.json"
 
+    def jobs(self, method):
+        """`[(rounds that were done, sites)]` of the jobs that have begun."""
+        log = (self.folder / "localhost.log").read_text()
+        found = re.findall(rf"{method}: goes on after round (\d+) with (.*)", log)
+        return [(int(done), here.split(", ")) for done, here in found]
+
+    def counted(self, method, rounds):
+        """`[rounds, M]` bool, which sites counted, by the server's log: those of the job whose answers came."""
+        found = np.ones((rounds, len(SITES)), bool)
+        pattern = rf"{method}: goes on after round (\d+) with (.*)|client (\d) does not count in round (\d+)"
+        for done, here, row, number in re.findall(pattern, (self.folder / "localhost.log").read_text()):
+            if here:  # rounds after the last checkpoint are run again
+                found[int(done) :] = [site in here.split(", ") for site in SITES]
+            else:
+                found[int(number) - 1, int(row)] = False
+        return found
+
     def versions(self, site, method):
         return sorted(int(p.stem[6:]) for p in (self.folder / "kept" / site / method).glob("round-*.npz"))
 
@@ -185,8 +202,7 @@ def test_a_site_is_killed_and_comes_back(federation, slow_rounds):
         if newest >= 2 and not killed:
             federation.kill("south")
             killed.append(newest)
-        jobs = results.parent / "jobs.jsonl"
-        if killed and not back and len(jobs.read_text().splitlines()) > 1 and newest > killed[0] + 2:
+        if killed and not back and len(federation.jobs("Ditto")) > 1 and newest > killed[0] + 2:
             federation.start("south")
             back.append(newest)
 
@@ -210,10 +226,7 @@ def test_a_site_is_killed_and_comes_back(federation, slow_rounds):
     assert "ended, as south came back" in said
     found = json.loads(results.read_text())
     assert found["rounds"] == list(range(1, rounds + 1))
-    events = [json.loads(line) for line in (results.parent / "jobs.jsonl").read_text().splitlines()]
-    online = np.ones((rounds, 3), bool)
-    for event in events:
-        online[event["done"] :] = event["present"]
+    online = federation.counted("Ditto", rounds)
     assert not online.all()
     assert online[-1].all()
     expected, _ = simulation(federation.settings, "Ditto", rounds, online)

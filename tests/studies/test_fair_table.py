@@ -11,7 +11,7 @@ from fedamp_jax.algorithms.registry import METHODS
 
 def cell(method, setting, test, **other):
     return {"dataset": "digits", "setting": setting, "method": method, "test": test, "down": 100, "up": 50,
-            "model": 100, **other}  # fmt: skip
+            "model": 100, "seconds": 2.0, **other}  # fmt: skip
 
 
 CELLS = [
@@ -24,10 +24,10 @@ CELLS = [
 def test_the_table_has_what_all_methods_were_run_in():
     """Ranks over two settings; the range over seeds. Failed with ranks from worst to best."""
     lines = fair_table.table(CELLS).splitlines()
-    assert lines[0] == "| method | digits, practical | digits, labels | mean rank | models down, up |"
-    assert lines[2] == "| A | 85.0 ± 5.0 | 50.0 ± 0.0 | 1.5 | 1.00, 0.50 |"
+    assert lines[0] == "| method | digits, practical | digits, labels | mean rank | models down, up | seconds |"
+    assert lines[2] == "| A | 85.0 ± 5.0 | 50.0 ± 0.0 | 1.5 | 1.00, 0.50 | 2.0 |"
     assert [line.split()[1] for line in lines[2:]] == ["A", "B", "C"]
-    assert lines[4].endswith("| 3.0 | 1.00, 0.50 |")
+    assert lines[4].endswith("| 3.0 | 1.00, 0.50 | 2.0 |")
 
 
 @pytest.mark.parametrize(("methods", "q"), [(2, 1.960), (5, 2.728), (10, 3.164)])
@@ -60,6 +60,7 @@ def test_a_run_goes_on(tmp_path, capsys):
     for one in found:
         assert one["best"]["validation"] == max(tried["validation"] for tried in one["tried"])
         assert len(one["tried"]) == 8 and 0 < one["test"][0] < 1
+        assert 0 < one["seconds"] < 60
     capsys.readouterr()
     fair_table.main(["report", str(out), "--figure", str(tmp_path / "fair.png")])
     assert "| FedAMP |" in capsys.readouterr().out
