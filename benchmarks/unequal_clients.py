@@ -7,10 +7,11 @@ Each row is a process of its own, with the package of this checkout and of the o
 bytes of `Data` beside those of the examples. `round / raw`: what the compiler plans for a round, its arguments and all
 between, beside the raw examples, the models and as much again for the new ones. `seconds`: the median round of FedAvg,
 of a linear model for 10 epochs in batches of 20 (images: one epoch in batches of 100). `/ parts`: over the sum of the
-rounds of the parts of the federation that are named in its row, each alone.
+rounds of the parts of the federation that are named in its row, each alone. `evaluate (s)`: all clients' accuracies.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -81,18 +82,22 @@ def placed(data: fedamp_jax.Data, where: str) -> fedamp_jax.Data:
     return places.InHostMemory(device=jax.devices()[0], chunk=20).place(data) if where == "host" else data
 
 
-def seconds_of(name: str, data: fedamp_jax.Data, repeats: int) -> tuple[float, Any, Any]:
-    """The median round after the first, the method and its state."""
+def linear(name: str) -> fedamp_jax.Task:
+    """The model that is trained."""
+    return fedamp_jax.models.mlp(10, hidden=(), shape=FEDERATIONS[name][1])
+
+
+def rounds_of(name: str, data: fedamp_jax.Data) -> tuple[Callable[[], Any], Any]:
+    """A function that trains for a round and returns the state, and the method."""
     *_, epochs, batch = FEDERATIONS[name]
-    task = fedamp_jax.models.mlp(10, hidden=(), shape=FEDERATIONS[name][1])
-    algorithm = fedamp_jax.fedavg(task, fedamp_jax.Solver(optax.sgd(0.01), epochs, batch))
+    algorithm = fedamp_jax.fedavg(linear(name), fedamp_jax.Solver(optax.sgd(0.01), epochs, batch))
     held = {"state": data.placement.init(algorithm, jax.random.key(0), data)}
 
     def call() -> Any:
         held["state"], _ = fedamp_jax.round(algorithm, held["state"], data, jax.random.key(1))
         return held["state"]
 
-    return bench.side_by_side({"round": call}, repeats)["round"], algorithm, held["state"]
+    return call, algorithm
 
 
 def measure(name: str, command: Command) -> dict[str, Any]:
@@ -107,18 +112,23 @@ def measure(name: str, command: Command) -> dict[str, Any]:
     data, raw = federation(name, sizes)
     held = sum(a.nbytes for a in jax.tree.leaves(data))
     data = placed(data, command.placement)
-    seconds, algorithm, state = seconds_of(name, data, command.repeats)
-    row |= {"raw (MB)": raw / 1e6, "data / raw": held / raw, "seconds": seconds}
-    if command.placement == "device":
-        found = fedamp_jax.estimate(algorithm, data)
-        personal = algorithm.personalize(jax.random.key(0), state, data).params
-        models = 2 * sum(a.nbytes for a in jax.tree.leaves(personal))  # of all clients, before and after
-        row["round / raw"] = found.memory / (raw + models)
+    together, algorithm = rounds_of(name, data)
+    calls = {"together": together}
     if name in PARTS:
         parts = [[n for n in sizes if n < PARTS[name]], [PARTS[name]] * (2 if command.placement == "mesh" else 1)]
-        alone = [seconds_of(name, placed(federation(name, part)[0], command.placement), command.repeats)[0]
-                 for part in parts]  # fmt: skip
-        row["/ parts"] = seconds / sum(alone)
+        for i, part in enumerate(parts):
+            calls[f"part {i}"] = rounds_of(name, placed(federation(name, part)[0], command.placement))[0]
+    seconds = bench.side_by_side(calls, command.repeats)
+    row |= {"raw (MB)": raw / 1e6, "data / raw": held / raw, "seconds": seconds["together"]}
+    if command.placement == "device":
+        found = fedamp_jax.estimate(algorithm, data)
+        personal = algorithm.personalize(jax.random.key(0), together(), data)
+        models = 2 * sum(a.nbytes for a in jax.tree.leaves(personal.params))  # of all clients, before and after
+        row["round / raw"] = found.memory / (raw + models)
+        scores = {"evaluate": functools.partial(fedamp_jax.evaluate, linear(name), personal, data)}
+        row["evaluate (s)"] = bench.side_by_side(scores, command.repeats)["evaluate"]
+    if name in PARTS:
+        row["/ parts"] = seconds["together"] / (seconds["part 0"] + seconds["part 1"])
     return row
 
 

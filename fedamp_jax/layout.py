@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from fedamp_jax.kernels.shuffle import shuffled
 
@@ -21,6 +21,42 @@ def without_examples(data: D) -> tuple[D, tuple[Any, Any]]:
 def with_examples(own: D, examples: tuple[Any, Any]) -> D:
     """The inverse of `without_examples`, for all clients or for ONE."""
     return own._replace(x=examples[0], y=examples[1])
+
+
+def lengths(size: np.ndarray) -> tuple[int, int]:
+    """`Data.longest` and `Data.typical` of clients of these sizes `[M]`.
+
+    >>> lengths(np.array([20, 20, 35, 5000])), lengths(np.array([30, 50, 70]))
+    ((5000, 35), (70, 70))
+    """
+    some = size[size > 0]
+    return int(size.max(initial=1)), int(some[some <= 2 * np.median(some)].max()) if len(some) else 0
+
+
+def reaches(data: Any) -> tuple[int, ...]:
+    """The values of `longest` for which a program is compiled, increasing: a client runs the first with room for it.
+
+    A batch is as wide as the largest client of its program allows. A second program is worth its compilation where most
+    clients are much smaller than the largest.
+    """
+    longest, typical = data.longest, data.typical
+    return (typical, longest) if 0 < 4 * typical <= longest else (longest,)
+
+
+def within(client: D, reach: int, copied: bool) -> D:
+    """ONE client that has at most `reach` examples, for a program for such clients.
+
+    Args:
+        client: its data, of which x and y may be those of all clients.
+        reach: one of `reaches`.
+        copied: whether x and y become those of the client alone. Not if its examples are a part of more.
+    """
+    client = client._replace(longest=type(client.longest)(reach))
+    if not copied or client.views or len(client.y) <= reach:
+        return client
+    first = jnp.minimum(client.start, len(client.y) - reach)
+    x, y = jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, first, reach), (client.x, client.y))
+    return client._replace(x=x, y=y, start=client.start - first)
 
 
 def rows_of(client: Any, rows: Array) -> Array:
@@ -72,5 +108,5 @@ def contiguous(data: D) -> D:
         return data
     at = positions(data)
     x, y = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[at]), (data.x, data.y))
-    longest = type(data.longest)(size.max(initial=1))
-    return data._replace(x=x, y=y, start=jnp.asarray(start), views=(), longest=longest)
+    longest, typical = map(type(data.longest), lengths(size))
+    return data._replace(x=x, y=y, start=jnp.asarray(start), views=(), longest=longest, typical=typical)

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
         y: `[B]` int32 labels in `0..classes-1`, or `[B, ...]` float32 targets; 0 where `mask` is False.
         mask: `[B]` bool, False for padding. A loss is the mean over the rows where it is True.
         classes: `[]` int32, the client's number of classes; logits from there on are not used. 0 if y are targets.
-        rows: `[B]` int32, the examples' positions in the client's data, `Data.longest` for padding; None if unknown.
+        rows: `[B]` int32, the examples' positions in the client's data, the largest int32 for padding; None if unknown.
     """
 
     x: PyTree
@@ -196,6 +196,8 @@ class Data(NamedTuple):
         longest: at least the largest size; static.
         views: divisions of the clients' examples, the last one inmost: `size` rows of the last are the client's data.
         placement: where the clients live; static, so it is a part of the tree's structure and holds no array.
+        typical: the largest size that is at most twice the median; static, 0 if it is not known. Where it is far below
+            `longest`, clients up to it run a program of their own, with narrower batches (see `layout.reaches`).
     """
 
     x: PyTree
@@ -208,6 +210,7 @@ class Data(NamedTuple):
     longest: Static
     views: tuple[View, ...] = ()
     placement: Placement = Placement()
+    typical: Static = Static(0)
 
     @property
     def clients(self) -> int:

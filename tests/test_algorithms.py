@@ -15,7 +15,9 @@ from fedamp_jax import Placement, placement, silos
 from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scores, reader_of
 from fedamp_jax.driver.rounds import compiled_round, round_keys
+from fedamp_jax.layout import reaches
 from fedamp_jax.programs.memory import collectives
+from fedamp_jax.types import Static
 from tests import registry
 from tests.registry import SIZES, initial, rows, run_rounds, wide
 
@@ -135,6 +137,21 @@ def test_chunks_do_not_matter(entry):
     data = federation()
     (a, first), (b, second) = (run_rounds(algorithm, d) for d in (data, Placement(chunk=3).place(data)))
     close(models(algorithm, a, data), models(algorithm, b, data))
+    close(first[-1].loss, second[-1].loss)
+
+
+def test_a_program_of_their_own_for_small_clients_changes_nothing(entry):
+    """Seven of one to four examples beside one of sixty, as one program for all and as two; a client at a time.
+
+    Failed with a copy of the examples that begins a row too late, and for the client whose copy would end behind the
+    last row.
+    """
+    _, algorithm = made(entry)
+    two = registry.federation(sizes=(3, 2, 60, 1, 4, 2, 4, 3))
+    assert reaches(two) == (4, 60)
+    one = two._replace(typical=Static(0))
+    (a, first), (b, second) = (run_rounds(algorithm, data) for data in (one, two))
+    close(*(models(algorithm, state, data)[:8] for state, data in ((a, one), (b, two))))
     close(first[-1].loss, second[-1].loss)
 
 

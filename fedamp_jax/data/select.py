@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax.layout import contiguous
+from fedamp_jax.layout import contiguous, lengths
 from fedamp_jax.placement.placement import Placement
 from fedamp_jax.types import Data, Static, View
 
@@ -43,8 +43,9 @@ def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
 
     def part(first: np.ndarray, size: np.ndarray) -> Data:
         view = View(jnp.asarray(seeds), jnp.asarray(first, jnp.int32), data.size)
-        longest = Static(max(1, size.max()))
-        return data._replace(size=jnp.asarray(size, jnp.int32), views=(*data.views, view), longest=longest)
+        longest, typical = map(Static, lengths(size))
+        views = (*data.views, view)
+        return data._replace(size=jnp.asarray(size, jnp.int32), views=views, longest=longest, typical=typical)
 
     return part(held, sizes - held), part(np.zeros_like(held), held)
 
@@ -80,6 +81,7 @@ def concatenate(first: Data, second: Data) -> Data:
     ids = np.asarray(first.id)
     second = contiguous(second)._replace(id=jnp.arange(second.clients, dtype=jnp.int32) + jnp.int32(ids.max() + 1))
     second = second._replace(start=second.start + jnp.int32(len(first.y)))
-    longest, place = Static(max(first.longest, second.longest)), Placement()
-    first, second = (data._replace(longest=longest, placement=place) for data in (first, second))
+    longest, typical = map(Static, lengths(np.concatenate([first.size, second.size])))
+    place = Placement()
+    first, second = (d._replace(longest=longest, typical=typical, placement=place) for d in (first, second))
     return jax.tree.map(lambda a, b: jnp.asarray(np.concatenate([a, b])), first, second)

@@ -18,6 +18,7 @@ from fedamp_jax.data.checks import (
     is_empty,
     is_tree,
 )
+from fedamp_jax.layout import lengths
 from fedamp_jax.types import Array, Data, Static
 
 Name = Callable[[int], str]
@@ -93,7 +94,8 @@ def pack(
     x = jax.tree.unflatten(like.tree, [jnp.asarray(a) for a in x_all])
     numbers = (y_all, ends - size, size, classes, ids)
     y, start, sizes, classes, ids = (jnp.asarray(a, a.dtype if a is y_all else np.int32) for a in numbers)
-    return Data(x, y, start, sizes, classes, ids, jnp.asarray(size > 0), Static(size.max()))
+    longest, typical = map(Static, lengths(size))
+    return Data(x, y, start, sizes, classes, ids, jnp.asarray(size > 0), longest, typical=typical)
 
 
 def _classes(classes: Classes, class_names: Sequence[Any] | None) -> Classes:

@@ -17,7 +17,6 @@ from fedamp_jax.layout import with_examples, without_examples
 from fedamp_jax.placement.placement import is_spread
 from fedamp_jax.programs.jaxpr import repeat
 from fedamp_jax.programs.jitted import Jitted
-from fedamp_jax.trees import expand_dims_like
 from fedamp_jax.types import Algorithm, Array, Batch, Data, Task, Variables
 
 # Evaluated at once, of one client and of all: bounds the memory of activations, for ResNet18 to 3 GiB.
@@ -145,16 +144,22 @@ def _blocks(data: Data) -> tuple[int, int, int]:
     return block, -(-data.longest // block), max(1, _TOGETHER // block)
 
 
+def _rows_of(b: Array | int, block: int) -> Array:
+    return b * block + jnp.arange(block, dtype=jnp.int32)
+
+
 def _block_of(client: Data, b: Array | int, block: int) -> Batch:
-    rows = b * block + jnp.arange(block, dtype=jnp.int32)
+    rows = _rows_of(b, block)
     return take_batch(client, rows, rows < client.size)
 
 
 def _scores(task: Task, variables: Variables, data: Data) -> Array:
-    block, blocks, most = _blocks(data)
+    most = _blocks(data)[2]
     functions = [metric.function for metric in task.metrics]
 
     def one(client: Data, _: Array, variables: Variables) -> Array:
+        block, blocks = _blocks(client)[:2]
+
         def add(b: Array, total: Array) -> Array:
             batch = _block_of(client, b, block)
             outputs = task.predict(variables, batch.x)
@@ -171,23 +176,26 @@ def _scores(task: Task, variables: Variables, data: Data) -> Array:
 
 
 def _outputs(task: Task, variables: Variables, data: Data) -> Array:
-    block, blocks, most = _blocks(data)
-    m, n = len(data.size), data.longest
+    n, most = data.longest, _blocks(data)[2]
 
-    def one(client: Data, _: Any, variables: Variables) -> Array:
-        def outputs(b: Array) -> Array:
-            batch = _block_of(client, b, block)
-            made = task.predict(variables, batch.x).astype(jnp.float32)
-            made = own_logits(made, batch.classes) if jnp.issubdtype(batch.y.dtype, jnp.integer) else made
-            return jnp.where(expand_dims_like(batch.mask, made), made, 0.0)
+    def outputs(client: Data, variables: Variables, b: Array | int) -> Array:
+        batch = _block_of(client, b, _blocks(client)[0])
+        made = task.predict(variables, batch.x).astype(jnp.float32)
+        return own_logits(made, batch.classes) if jnp.issubdtype(batch.y.dtype, jnp.integer) else made
 
-        made = jax.lax.map(outputs, jnp.arange(blocks, dtype=jnp.int32))
-        return made.reshape(-1, *made.shape[2:])[:n]
+    def one(client: Data, zeros: Array, variables: Variables) -> Array:
+        block, blocks = _blocks(client)[:2]
+
+        def write(b: Array, made: Array) -> Array:
+            rows = _rows_of(b, block)
+            return made.at[jnp.where(rows < client.size, rows, n)].set(outputs(client, variables, b), mode="drop")
+
+        return repeat((client.size + block - 1) // block, write, zeros, at_most=blocks)
 
     own, examples = without_examples(data)
-    example = jax.eval_shape(lambda own, v: one(with_examples(own, examples), None, v), *_first(own, variables))
-    empty = jnp.zeros((m, *example.shape), jnp.float32)
-    return data.placement.for_each_client(one, data, empty, variables, work=data.size, at_most=most)
+    example = jax.eval_shape(lambda own, v: outputs(with_examples(own, examples), v, 0), *_first(own, variables))
+    zeros = jnp.zeros((len(data.size), n, *example.shape[1:]), jnp.float32)
+    return data.placement.for_each_client(one, data, zeros, variables, work=data.size, at_most=most)
 
 
 def _first(*trees: Any) -> Any:

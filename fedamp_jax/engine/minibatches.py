@@ -40,7 +40,7 @@ def take_batch(client: Data, rows: Array, real: Array) -> Batch:
     at = client.start + rows
     x, y = take(client.x, at), client.y[at]
     y = jnp.where(expand_dims_like(real, y), y, jnp.zeros((), y.dtype))
-    return Batch(x, y, real, client.classes, jnp.where(real, rows, jnp.int32(client.longest)))
+    return Batch(x, y, real, client.classes, jnp.where(real, rows, jnp.iinfo(jnp.int32).max))
 
 
 def as_client(client: Data, x: PyTree, y: Array, size: Array) -> Data:

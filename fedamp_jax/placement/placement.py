@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 
 from fedamp_jax import platforms
 from fedamp_jax.checks import check_integer
-from fedamp_jax.layout import D, with_examples, without_examples
+from fedamp_jax.layout import D, reaches, with_examples, within, without_examples
 from fedamp_jax.programs import cost, memory
 from fedamp_jax.programs.jaxpr import OneClient, repeat, together
 
@@ -283,13 +283,20 @@ def in_chunks(step: Callable[..., Any], chunk: int, work: Array, data: Any, out:
     """
     m, (own, examples) = len(work), without_examples(data)
 
-    def one(own: Any, *rows: Any) -> Any:
-        return together(step, chunk)(with_examples(own, examples), *rows)
+    def program(reach: int) -> Callable[..., Any]:
+        # On a CPU what a minibatch costs follows the array that it is read from: XLA shares out among threads what
+        # reads from a large one, however little it reads.
+        copied = chunk == 1 and reach <= data.typical and data.placement.platform == "cpu"
 
-    # One client at a time runs without vmap, which would make every branch and loop of its step a selection.
-    all_of = jax.vmap(one) if chunk > 1 else lambda *rows: expand(one(*jax.tree.map(lambda a: a[0], rows)))
+        def one(own: Any, *rows: Any) -> Any:
+            return together(step, chunk)(within(with_examples(own, examples), reach, copied), *rows)
+
+        # One client at a time runs without vmap, which would make every branch and loop of its step a selection.
+        return jax.vmap(one) if chunk > 1 else lambda *rows: expand(one(*jax.tree.map(lambda a: a[0], rows)))
+
+    programs = [program(reach) for reach in reaches(data)]
     if chunk >= m:
-        return all_of(own, out, *args)
+        return programs[-1](own, out, *args)
     order = jnp.argsort(-work, stable=True)
     # The last chunk is filled up with the client that has least work, whose result is then not written again.
     fill = -m % chunk
@@ -299,7 +306,11 @@ def in_chunks(step: Callable[..., Any], chunk: int, work: Array, data: Any, out:
 
     def run_chunk(c: Any, out: Any) -> Any:
         read, write = (lax.dynamic_slice_in_dim(a, c * chunk, chunk) for a in (reads, writes))
-        result = all_of(*jax.tree.map(lambda a: a[read], (own, out, *args)))
+        rows = jax.tree.map(lambda a: a[read], (own, out, *args))
+        if len(programs) == 1:
+            result = programs[0](*rows)
+        else:
+            result = lax.cond(jnp.max(own.size[read]) <= data.typical, *programs, *rows)
         return jax.tree.map(lambda a, r: a.at[write].set(r, mode="drop"), out, result)
 
     return repeat(needed, run_chunk, out, at_most=-(-m // chunk))

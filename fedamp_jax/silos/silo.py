@@ -128,7 +128,9 @@ class Silo:
         self._call: _Open | None = None
         remote = Remote(dtype=place.dtype)
         self._own = [
-            d._replace(id=jnp.full((1,), place.row, d.id.dtype), longest=Static(n), placement=Placement())
+            d._replace(
+                id=jnp.full((1,), place.row, d.id.dtype), longest=Static(n), typical=Static(0), placement=Placement()
+            )
             for d, n in zip(self._data, place.longest, strict=True)
         ]
         self._all = [_of_all(d, place.clients, remote) for d in self._own]

@@ -28,6 +28,16 @@ def test_from_lists_keeps_every_example():
         jax.tree.map(np.testing.assert_array_equal, packed.examples(i), (x, y))
 
 
+def test_the_typical_size_is_that_of_most_clients():
+    """The largest of those up to twice the median. Failed for parts that are held out, which kept the whole's."""
+    packed = data.from_lists(*clients(sizes=(10, 30, 20, 41, 500)))
+    assert (packed.longest, packed.typical) == (500, 41)
+    part, validation = data.hold_out(packed, 0.2, seed=0)
+    assert (part.longest, part.typical, validation.longest, validation.typical) == (400, 33, 100, 8)
+    both = data.concatenate(packed, data.from_lists(*clients(sizes=(100, 90, 80, 70, 60)), classes=5))
+    assert (both.longest, both.typical) == (500, 100)
+
+
 def test_every_field_has_the_documented_dtype():
     """Fails if labels keep NumPy's int64, or if `online` is missing."""
     packed = data.from_lists(*clients())

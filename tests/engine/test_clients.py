@@ -16,6 +16,7 @@ from fedamp_jax.engine import cross_losses, for_each_client, split_client, strea
 from fedamp_jax.engine.clients import init_clients, resample_epochs
 from fedamp_jax.engine.hyperparameters import broadcast_to_clients
 from fedamp_jax.engine.solver import Local, solve
+from fedamp_jax.layout import contiguous
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
 from tests.registry import SIZES, batch_of, federation, run_rounds, tiny_task
 
@@ -99,6 +100,18 @@ def test_all_clients_at_once_equal_a_loop(name):
         assert int(info.epochs[i]) == epochs and not info.rejected[i]
         chex.assert_trees_all_close(jax.tree.map(lambda a, i=i: a[i], together), alone, rtol=2e-5, atol=1e-6)
     assert not np.asarray(info.epochs[8:]).any() and not np.asarray(info.rejected[8:]).any()
+
+
+def test_parts_of_clients_train_as_if_they_were_all_of_them():
+    """What is left after `hold_out`, and the same examples packed by themselves.
+
+    Failed with a copy of the first rows, as if they were the part, where one client trains at a time.
+    """
+    part, _ = hold_out(federation(), 0.3, seed=0)
+    alone = contiguous(part)
+    assert part.views and not alone.views and part.typical == part.longest
+    algorithm = fedamp_jax.separate(tiny_task(), Solver(optax.sgd(0.1), epochs=2, batch_size=4))
+    chex.assert_trees_all_close(*(run_rounds(algorithm, data, 1)[0] for data in (part, alone)), rtol=1e-5)
 
 
 @placement
