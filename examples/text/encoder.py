@@ -30,6 +30,11 @@ class Config(NamedTuple):
     layer_norm_eps: float
 
 
+def gelu(x: jax.Array) -> jax.Array:
+    """`x Phi(x)` by the error function; `jax.nn.gelu` uses its complement, which takes a CPU three times as long."""
+    return x * (0.5 + 0.5 * jax.lax.erf(x * jnp.float32(0.5**0.5)))
+
+
 class Attention(nnx.Module):
     """Attention of tokens to those that are no padding (Vaswani et al. 2017)."""
 
@@ -39,10 +44,11 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array, real: jax.Array) -> jax.Array:
         split = (*x.shape[:2], self.heads, -1)
-        query, key, value = (layer(x).reshape(split) for layer in (self.query, self.key, self.value))
-        score = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.sqrt(jnp.float32(query.shape[-1]))
+        # Heads first: each reorders its own vectors once, and not in every product, forward and backward.
+        query, key, value = (layer(x).reshape(split).swapaxes(1, 2) for layer in (self.query, self.key, self.value))
+        score = jnp.einsum("bhqd,bhkd->bhqk", query / jnp.sqrt(jnp.float32(query.shape[-1])), key)
         weight = jax.nn.softmax(jnp.where(real[:, None, None], score, -1e30), axis=-1)
-        return self.out(jnp.einsum("bhqk,bkhd->bqhd", weight, value).reshape(x.shape))
+        return self.out(jnp.einsum("bhqk,bhkd->bhqd", weight, value).swapaxes(1, 2).reshape(x.shape))
 
 
 class Layer(nnx.Module):
@@ -56,7 +62,7 @@ class Layer(nnx.Module):
 
     def __call__(self, x: jax.Array, real: jax.Array) -> jax.Array:
         x = self.norm1(x + self.attention(x, real))
-        return self.norm2(x + self.down(jax.nn.gelu(self.up(x), approximate=False)))
+        return self.norm2(x + self.down(gelu(self.up(x))))
 
 
 class Encoder(nnx.Module):

@@ -244,9 +244,15 @@ def _with_adapter(path: str, layer: Layer, params: Mapping[str, Any]) -> Product
     linear = dataclasses.replace(product, pool=None) if isinstance(product, Lowered) else product
 
     def adapted_product(x: Array, kernel: Array, *args: Any, **settings: Any) -> Array:
-        low = linear(x, a.astype(kernel.dtype), *args, **settings)
+        rows, axes = x, args
+        # With one axis for all rows, gradients of A and B are plain matrix products: with several, XLA's CPU backend
+        # copies x and y for them.
+        if layer.kind == "dense" and args == ((((x.ndim - 1,), (0,)), ((), ())),):
+            rows, axes = x.reshape(-1, x.shape[-1]), ((((1,), (0,)), ((), ())),)
+        low = linear(rows, a.astype(kernel.dtype), *axes, **settings)
         up = jnp.tensordot(low, b.astype(low.dtype), 1, precision=settings.get("precision"))
-        y = linear(x, kernel, *args, **settings) + up
+        y = linear(x, kernel, *args, **settings)
+        y = y + up.reshape(y.shape)
         return y if pool is None else pool(y)
 
     return adapted_product

@@ -20,6 +20,7 @@ from fedamp_jax.models.layers import conv
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
 from fedamp_jax.programs.jaxpr import equations
 from fedamp_jax.trees import path_names
+from fedamp_jax.types import Batch
 from tests import registry
 from tests.oracles import lora
 from tests.registry import CLASSES, FEATURES, batch_of, federation, tiny_task
@@ -198,6 +199,19 @@ def test_one_copy_of_the_base_for_all_clients(name, dtype):
     kind = {"float32": "f32", "bfloat16": "bf16"}[jnp.dtype(dtype).name]
     assert f"tensor<800x800x{kind}>" in text and "tensor<8x800x800" not in text and len(text) < 2 * kernel
     assert kind == "f32" or "tensor<800x800xf32>" not in text
+
+
+def test_gradients_of_adapters_are_plain_products():
+    """Of inputs `[B, L, n]`, too, no product of A or B sums over more than one axis. Failed with two."""
+    whole = from_linen(nn.Sequential([nn.Dense(7), lambda x: x.mean(1), nn.Dense(CLASSES, name="head")]), (4, 5))
+    task = adapted(whole, whole.init(KEY), rank=2, where="dense")
+    batch = Batch(jnp.ones((3, 4, 5)), jnp.zeros(3, jnp.int32), jnp.ones(3, bool), jnp.int32(CLASSES))
+    model = task.init(KEY)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda params: task.loss(Variables(params), batch, KEY)[0]))(model.params)
+    products = [eqn for eqn in equations(jaxpr) if eqn.primitive.name == "dot_general"]
+    of_adapters = [eqn for eqn in products if any(2 in v.aval.shape for v in (*eqn.invars, *eqn.outvars))]
+    assert len(of_adapters) == 5  # x A, its product with B, and the gradients of B, x A and A
+    assert all(len(eqn.params["dimension_numbers"][0][0]) == 1 for eqn in of_adapters)
 
 
 def test_placements_agree():
