@@ -1,5 +1,7 @@
 """Clients that keep their data: what crosses, what happens if a client or the server is lost, what is refused."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import fedamp_jax
 from fedamp_jax import Checkpoint, silos
 from fedamp_jax.placement.divided import RemoteState
-from fedamp_jax.placement.messages import Answer, read, written
+from fedamp_jax.placement.messages import Answer, Away, read, written
 from tests import registry
 from tests.registry import find, make
 
@@ -181,6 +183,19 @@ def test_nobody_answers():
     there = Watched(clients(task, algorithm), lambda i, message, answer: TimeoutError("no answer in 300 s"))
     with pytest.raises(RuntimeError, match="no client answers in round 1; client 0: TimeoutError: no answer in 300 s"):
         run(task, algorithm, *there.connect(seed=SEED), rounds=1)
+
+
+def test_who_is_away_needs_no_warning():
+    """A client that the transport knows to be away, in two rounds. Failed with a warning in each."""
+    task, algorithm = make(find("fedavg"))
+    there = Watched(clients(task, algorithm), lambda i, message, answer: Away() if i == 1 else answer)
+    train, test = there.connect(seed=SEED)
+    online = jnp.array([i != 1 for i in range(train.clients)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = run(task, algorithm, train._replace(online=online), test, rounds=2)
+    assert np.isnan(result.accuracy[:, 1]).all()
+    assert np.isfinite(np.delete(result.accuracy, 1, axis=1)).all()
 
 
 def test_distances_of_models_that_the_server_has():

@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs pip install 'fedamp_jax[flare]'")
 
-from fedamp_jax.placement.messages import Message, Refused
+from nvflare.collab.api.exceptions import RunAborted
+
+from fedamp_jax.placement.messages import Away, Message, Refused
 from fedamp_jax.silos.flare_app import Sites
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -69,8 +71,15 @@ def test_answers_of_every_kind():
         assert sites.present.tolist() == [True] * 5 + [False]
         found = sites({i: message(1) for i in range(6)})
     assert isinstance(found[0], Refused)
-    assert [type(found[i]) for i in (1, 2, 3, 5)] == [RuntimeError, TypeError, ConnectionError, ConnectionError]
+    assert [type(found[i]) for i in (1, 2, 3, 5)] == [RuntimeError, TypeError, ConnectionError, Away]
     assert found[4].rows[3].shape == (1, 2)
+
+
+def test_a_job_that_is_ended_ends_the_run():
+    """Its sites are not lost: the round is run again in the next job. Failed when they did not count in it."""
+    sites = {"answers": Site(0), "ended": Site(1, RunAborted("run is aborted"))}
+    with Sites(sites, list(sites), "FedAvg", deadline=5.0) as there, pytest.raises(RunAborted):
+        there({0: message(1), 1: message(1)})
 
 
 def test_an_unknown_site_is_refused():
