@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
+from resident import resident
 
 import fedamp_jax
 from fedamp_jax import Placement, Solver, Task, Variables
@@ -139,12 +140,6 @@ def contestants(command: Command) -> tuple[list[dict[str, Any]], dict[Any, Calla
     return rows, calls
 
 
-def resident() -> dict[str, int]:
-    """Bytes of this process's memory, on Linux: now, and at its peak."""
-    words = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    return {name: 1024 * int(words[key].split()[0]) for name, key in (("now", "VmRSS"), ("peak", "VmHWM"))}
-
-
 def measure_memory(command: Command) -> list[dict[str, Any]]:
     """Rows of one process each, of one round. With `only`: of this process, without those of PyTorch."""
     if command.only is None:
@@ -159,14 +154,14 @@ def measure_memory(command: Command) -> list[dict[str, Any]]:
                 rows.append({"a client trains": full, **call()["memory"]})
         return rows
     jax.block_until_ready(jnp.zeros(()) + 1)
-    before = resident()["now"]
+    before = resident()[0]
     task, key = tasks(command)[command.only], jax.random.key(0)
     algorithm = fedamp_jax.separate(task, Solver(optax.adam(1e-3), epochs=1, batch_size=command.batch))
     data = Placement(chunk=1).place(clients(command))
     state = fedamp_jax.round(algorithm, algorithm.init(key, data), data, key)[0]
     jax.block_until_ready(state)
-    after = resident()
-    row = {"after a round (MB)": (after["now"] - before) / 1e6, "peak (MB)": (after["peak"] - before) / 1e6}
+    now, peak = resident()
+    row = {"after a round (MB)": now - before, "peak (MB)": peak - before}
     return [{"a client trains": command.only, **row}]
 
 

@@ -103,12 +103,13 @@ def training_flops(forward: Sequence[float]) -> float:
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> None:
-    """Rows of the same keys as a table."""
+    """Rows as a table; what one of them lacks stays empty."""
     table = Table(title=title)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    longest = max(rows, key=len)
+    for name in longest:
+        table.add_column(name, justify="left" if isinstance(longest[name], str) else "right")
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        table.add_row(*(_text(row[name]) if name in row else "" for name in longest))
     console = Console(width=max(140, Console().width))
     console.print(table)
     for note in notes:

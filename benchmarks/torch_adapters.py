@@ -16,6 +16,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from resident import resident
 from torch import nn
 
 RANK, CLASSES, MODULES = 8, 6, ["query", "key", "value", "attention.output.dense"]
@@ -133,27 +134,20 @@ def contestant(name: str, sizes: dict[str, Any], clients: int, texts: int, lengt
     return made[name]()
 
 
-def resident() -> dict[str, float]:
-    """MB of this process's memory, on Linux: `VmRSS` now, `VmHWM` at its peak."""
-    with open("/proc/self/status") as file:
-        words = dict(line.split(":") for line in file if ":" in line)
-    return {name: 1024 * int(words[name].split()[0]) / 1e6 for name in ("VmRSS", "VmHWM")}
-
-
 def main() -> None:
     """Answers a line of `contestant`'s arguments after a round; the first line of a contestant makes it.
 
     An answer is `{"memory": ...}`: resident MB after the round and at the peak, less those after the imports.
     """
     made: dict[str, Callable[[], Any]] = {}
-    before = resident()["VmRSS"]
+    before = resident()[0]
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         if line not in made:
             made[line] = contestant(**json.loads(line))
         made[line]()
-        found = resident()
-        memory = {"after a round (MB)": found["VmRSS"] - before, "peak (MB)": found["VmHWM"] - before}
+        now, peak = resident()
+        memory = {"after a round (MB)": now - before, "peak (MB)": peak - before}
         print(json.dumps({"memory": memory}), file=answers, flush=True)
 
 

@@ -79,7 +79,7 @@ def placed(data: fedamp_jax.Data, where: str) -> fedamp_jax.Data:
     places = fedamp_jax.placement
     if where == "mesh":
         return places.OnMesh(mesh=places.client_mesh(2)).place(data)
-    return places.InHostMemory(device=jax.devices()[0], chunk=20).place(data) if where == "host" else data
+    return places.InHostMemory(device=jax.devices()[0]).place(data) if where == "host" else data
 
 
 def linear(name: str) -> fedamp_jax.Task:
