@@ -2,12 +2,15 @@
 
 python benchmarks/unequal_clients.py
 python benchmarks/unequal_clients.py --before ../an-earlier-checkout --out unequal.json
+python benchmarks/unequal_clients.py --topology v5e:1x1 --hidden 200
 
 Each row is a process of its own, with the package of this checkout and of the one that `--before` names. `data / raw`:
 bytes of `Data` beside those of the examples. `round / raw`: what the compiler plans for a round, its arguments and all
-between, beside the raw examples, the models and as much again for the new ones. `seconds`: the median round of FedAvg,
-of a linear model for 10 epochs in batches of 20 (images: one epoch in batches of 100). `/ parts`: over the sum of the
-rounds of the parts of the federation that are named in its row, each alone. `evaluate (s)`: all clients' accuracies.
+between, beside the raw examples, the models and as much again for the new ones. With `--topology`, all clients of a
+TPU's round that is compiled here and run nowhere: seconds by its compiler's estimate, and its memory. `seconds`: the
+median round of FedAvg, of a linear model for 10 epochs in batches of 20 (images: one epoch in batches of 100). `/
+parts`: over the sum of the rounds of the parts of the federation that are named in its row, each alone. `evaluate (s)`:
+all clients' accuracies.
 """
 
 import dataclasses
@@ -44,6 +47,10 @@ class Command(bench.Common):
     """GiB: a federation that an earlier version would pad to more is not made."""
     placement: str = "device"
     """Where clients live: device, mesh or host. A mesh has two devices."""
+    hidden: tuple[int, ...] = ()
+    """Widths of the hidden layers."""
+    topology: str | None = None
+    """Such as v5e:1x1, which takes the pip extra [aot]."""
     one: bool = False
     """Measure the one federation in this process, and print JSON."""
 
@@ -82,22 +89,26 @@ def placed(data: fedamp_jax.Data, where: str) -> fedamp_jax.Data:
     return places.InHostMemory(device=jax.devices()[0]).place(data) if where == "host" else data
 
 
-def linear(name: str) -> fedamp_jax.Task:
-    """The model that is trained."""
-    return fedamp_jax.models.mlp(10, hidden=(), shape=FEDERATIONS[name][1])
+def model(name: str, command: Command) -> fedamp_jax.Task:
+    """What is trained."""
+    return fedamp_jax.models.mlp(10, hidden=command.hidden, shape=FEDERATIONS[name][1])
 
 
-def rounds_of(name: str, data: fedamp_jax.Data) -> tuple[Callable[[], Any], Any]:
-    """A function that trains for a round and returns the state, and the method."""
+def method(name: str, command: Command) -> fedamp_jax.Algorithm:
+    """FedAvg."""
     *_, epochs, batch = FEDERATIONS[name]
-    algorithm = fedamp_jax.fedavg(linear(name), fedamp_jax.Solver(optax.sgd(0.01), epochs, batch))
+    return fedamp_jax.fedavg(model(name, command), fedamp_jax.Solver(optax.sgd(0.01), epochs, batch))
+
+
+def rounds_of(algorithm: fedamp_jax.Algorithm, data: fedamp_jax.Data) -> Callable[[], Any]:
+    """A function that trains for a round and returns the state."""
     held = {"state": data.placement.init(algorithm, jax.random.key(0), data)}
 
     def call() -> Any:
         held["state"], _ = fedamp_jax.round(algorithm, held["state"], data, jax.random.key(1))
         return held["state"]
 
-    return call, algorithm
+    return call
 
 
 def measure(name: str, command: Command) -> dict[str, Any]:
@@ -110,14 +121,18 @@ def measure(name: str, command: Command) -> dict[str, Any]:
         if padded > command.at_most:
             return row | {"data / raw": f"not made: {padded:.3g} GiB"}
     data, raw = federation(name, sizes)
-    held = sum(a.nbytes for a in jax.tree.leaves(data))
+    held, algorithm = sum(a.nbytes for a in jax.tree.leaves(data)), method(name, command)
+    if command.topology is not None:
+        mesh = fedamp_jax.placement.topology(command.topology)
+        found = fedamp_jax.estimate(algorithm, data, fedamp_jax.placement.OnMesh(mesh=mesh))
+        return row | {"seconds": found.seconds, "memory (MB)": found.memory / 1e6, "GFLOP": found.flops / 1e9}
     data = placed(data, command.placement)
-    together, algorithm = rounds_of(name, data)
+    together = rounds_of(algorithm, data)
     calls = {"together": together}
     if name in PARTS:
         parts = [[n for n in sizes if n < PARTS[name]], [PARTS[name]] * (2 if command.placement == "mesh" else 1)]
         for i, part in enumerate(parts):
-            calls[f"part {i}"] = rounds_of(name, placed(federation(name, part)[0], command.placement))[0]
+            calls[f"part {i}"] = rounds_of(algorithm, placed(federation(name, part)[0], command.placement))
     seconds = bench.side_by_side(calls, command.repeats)
     row |= {"raw (MB)": raw / 1e6, "data / raw": held / raw, "seconds": seconds["together"]}
     if command.placement == "device":
@@ -125,7 +140,7 @@ def measure(name: str, command: Command) -> dict[str, Any]:
         personal = algorithm.personalize(jax.random.key(0), together(), data)
         models = 2 * sum(a.nbytes for a in jax.tree.leaves(personal.params))  # of all clients, before and after
         row["round / raw"] = found.memory / (raw + models)
-        scores = {"evaluate": functools.partial(fedamp_jax.evaluate, linear(name), personal, data)}
+        scores = {"evaluate": functools.partial(fedamp_jax.evaluate, model(name, command), personal, data)}
         row["evaluate (s)"] = bench.side_by_side(scores, command.repeats)["evaluate"]
     if name in PARTS:
         row["/ parts"] = seconds["together"] / (seconds["part 0"] + seconds["part 1"])
@@ -147,6 +162,8 @@ def main() -> None:
                 continue
             own = [sys.executable, __file__, "--one", "--only", name, "--repeats", str(command.repeats)]
             own += ["--placement", command.placement, "--at-most", str(command.at_most)]
+            own += ["--hidden", *map(str, command.hidden)] if command.hidden else []
+            own += [] if command.topology is None else ["--topology", command.topology]
             env = {**os.environ, "PYTHONPATH": str(Path(root).resolve())}
             done = subprocess.run(own, check=True, stdout=subprocess.PIPE, text=True, env=env)
             rows.append({"version": version, **json.loads(done.stdout.splitlines()[-1])})

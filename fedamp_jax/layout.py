@@ -1,6 +1,6 @@
 """Where a client's examples lie among those of all clients: the only code that knows how `Data` are laid out."""
 
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,24 +23,51 @@ def with_examples(own: D, examples: tuple[Any, Any]) -> D:
     return own._replace(x=examples[0], y=examples[1])
 
 
-def lengths(size: np.ndarray) -> tuple[int, int]:
-    """`Data.longest` and `Data.typical` of clients of these sizes `[M]`.
+def lengths(size: np.ndarray) -> dict[str, int]:
+    """The static fields of `Data` that follow from the clients' sizes `[M]`.
 
-    >>> lengths(np.array([20, 20, 35, 5000])), lengths(np.array([30, 50, 70]))
-    ((5000, 35), (70, 70))
+    >>> lengths(np.array([20, 20, 35, 5000]))
+    {'longest': 5000, 'typical': 35, 'larger': 1}
+    >>> lengths(np.array([30, 50, 70]))
+    {'longest': 70, 'typical': 70, 'larger': 0}
     """
     some = size[size > 0]
-    return int(size.max(initial=1)), int(some[some <= 2 * np.median(some)].max()) if len(some) else 0
+    typical = int(some[some <= 2 * np.median(some)].max()) if len(some) else 0
+    return {"longest": int(size.max(initial=1)), "typical": typical, "larger": int(np.sum(size > typical))}
 
 
-def reaches(data: Any) -> tuple[int, ...]:
-    """The values of `longest` for which a program is compiled, increasing: a client runs the first with room for it.
+class Part(NamedTuple):
+    """Clients that run one program, some of them side by side.
 
-    A batch is as wide as the largest client of its program allows. A second program is worth its compilation where most
-    clients are much smaller than the largest.
+    Attributes:
+        reach: the most examples that one of them may have; a batch is as wide as that allows.
+        width: how many run side by side.
+        most: how many there are at most.
     """
-    longest, typical = data.longest, data.typical
-    return (typical, longest) if 0 < 4 * typical <= longest else (longest,)
+
+    reach: int
+    width: int
+    most: int
+
+
+def parts(data: Any, clients: int, chunk: int) -> tuple[Part, ...]:
+    """The programs that clients run, those of large clients first; a client runs the last one that has room for it.
+
+    What runs side by side takes as long as the longest of it. So where most clients are much smaller than the largest,
+    which is worth the compilation of a second program, no more of the large ones run side by side than all examples
+    would make clients of that size: together they then compute on at most twice as many rows as there are examples.
+
+    Args:
+        data: `Data`, of which x and y are those of one device.
+        clients: clients of the device.
+        chunk: how many of them run side by side at most.
+    """
+    longest, typical, larger = data.longest, data.typical, min(data.larger, clients)
+    chunk = min(chunk, clients)
+    if not (larger and 0 < 4 * typical <= longest):
+        return (Part(longest, chunk, clients),)
+    side_by_side = max(1, min(chunk, larger, len(data.y) // longest))
+    return Part(longest, side_by_side, larger), Part(typical, chunk, clients)
 
 
 def within(client: D, reach: int, copied: bool) -> D:
@@ -48,7 +75,7 @@ def within(client: D, reach: int, copied: bool) -> D:
 
     Args:
         client: its data, of which x and y may be those of all clients.
-        reach: one of `reaches`.
+        reach: of one of `parts`.
         copied: whether x and y become those of the client alone. Not if its examples are a part of more.
     """
     client = client._replace(longest=type(client.longest)(reach))
@@ -108,5 +135,5 @@ def contiguous(data: D) -> D:
         return data
     at = positions(data)
     x, y = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[at]), (data.x, data.y))
-    longest, typical = map(type(data.longest), lengths(size))
-    return data._replace(x=x, y=y, start=jnp.asarray(start), views=(), longest=longest, typical=typical)
+    known = {name: type(data.longest)(value) for name, value in lengths(size).items()}
+    return data._replace(x=x, y=y, start=jnp.asarray(start), views=(), **known)

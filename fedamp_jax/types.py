@@ -197,7 +197,8 @@ class Data(NamedTuple):
         views: divisions of the clients' examples, the last one inmost: `size` rows of the last are the client's data.
         placement: where the clients live; static, so it is a part of the tree's structure and holds no array.
         typical: the largest size that is at most twice the median; static, 0 if it is not known. Where it is far below
-            `longest`, clients up to it run a program of their own, with narrower batches (see `layout.reaches`).
+            `longest`, clients up to it run a program of their own, with narrower batches (see `layout.parts`).
+        larger: at least the number of clients with more than `typical` examples in this process; static.
     """
 
     x: PyTree
@@ -211,6 +212,7 @@ class Data(NamedTuple):
     views: tuple[View, ...] = ()
     placement: Placement = Placement()
     typical: Static = Static(0)
+    larger: Static = Static(0)
 
     @property
     def clients(self) -> int:

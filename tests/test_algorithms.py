@@ -15,7 +15,7 @@ from fedamp_jax import Placement, placement, silos
 from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.driver.evaluation import compiled_personal_scores, personal_scores, reader_of
 from fedamp_jax.driver.rounds import compiled_round, round_keys
-from fedamp_jax.layout import reaches
+from fedamp_jax.layout import parts
 from fedamp_jax.programs.memory import collectives
 from fedamp_jax.types import Static
 from tests import registry
@@ -148,7 +148,7 @@ def test_a_program_of_their_own_for_small_clients_changes_nothing(entry):
     """
     _, algorithm = made(entry)
     two = registry.federation(sizes=(3, 2, 60, 1, 4, 2, 4, 3))
-    assert reaches(two) == (4, 60)
+    assert [part.reach for part in parts(two, M, 1)] == [60, 4]
     one = two._replace(typical=Static(0))
     (a, first), (b, second) = (run_rounds(algorithm, data) for data in (one, two))
     close(*(models(algorithm, state, data)[:8] for state, data in ((a, one), (b, two))))

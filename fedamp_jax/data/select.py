@@ -43,9 +43,8 @@ def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
 
     def part(first: np.ndarray, size: np.ndarray) -> Data:
         view = View(jnp.asarray(seeds), jnp.asarray(first, jnp.int32), data.size)
-        longest, typical = map(Static, lengths(size))
-        views = (*data.views, view)
-        return data._replace(size=jnp.asarray(size, jnp.int32), views=views, longest=longest, typical=typical)
+        known = {name: Static(value) for name, value in lengths(size).items()}
+        return data._replace(size=jnp.asarray(size, jnp.int32), views=(*data.views, view), **known)
 
     return part(held, sizes - held), part(np.zeros_like(held), held)
 
@@ -81,7 +80,6 @@ def concatenate(first: Data, second: Data) -> Data:
     ids = np.asarray(first.id)
     second = contiguous(second)._replace(id=jnp.arange(second.clients, dtype=jnp.int32) + jnp.int32(ids.max() + 1))
     second = second._replace(start=second.start + jnp.int32(len(first.y)))
-    longest, typical = map(Static, lengths(np.concatenate([first.size, second.size])))
-    place = Placement()
-    first, second = (d._replace(longest=longest, typical=typical, placement=place) for d in (first, second))
+    known = {name: Static(value) for name, value in lengths(np.concatenate([first.size, second.size])).items()}
+    first, second = (d._replace(**known, placement=Placement()) for d in (first, second))
     return jax.tree.map(lambda a, b: jnp.asarray(np.concatenate([a, b])), first, second)

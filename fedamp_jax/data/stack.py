@@ -94,8 +94,8 @@ def pack(
     x = jax.tree.unflatten(like.tree, [jnp.asarray(a) for a in x_all])
     numbers = (y_all, ends - size, size, classes, ids)
     y, start, sizes, classes, ids = (jnp.asarray(a, a.dtype if a is y_all else np.int32) for a in numbers)
-    longest, typical = map(Static, lengths(size))
-    return Data(x, y, start, sizes, classes, ids, jnp.asarray(size > 0), longest, typical=typical)
+    known = {name: Static(value) for name, value in lengths(size).items()}
+    return Data(x, y, start, sizes, classes, ids, jnp.asarray(size > 0), **known)
 
 
 def _classes(classes: Classes, class_names: Sequence[Any] | None) -> Classes:

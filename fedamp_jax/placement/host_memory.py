@@ -204,12 +204,17 @@ def _on_device(eqn: Any) -> int:
         fixed, *leaves = (v.aval for v in eqn.invars)
         block = min(visits.BLOCK_BYTES, max(map(array_bytes, leaves)))
         return array_bytes(fixed) + 2 * block + 2 * (array_bytes(eqn.outvars[0].aval) if eqn.params["add"] else block)
-    there, piece = SingleDeviceSharding(eqn.params["device"]), eqn.params["programs"][0]
+    there = SingleDeviceSharding(eqn.params["device"])
+    most = {piece.part: piece for piece in reversed(eqn.params["programs"])}  # that for most examples of each part
+    return max(_of_piece(piece, there, eqn.params["lengths"][1]) for piece in most.values())
+
+
+def _of_piece(piece: Any, there: Any, whole: int) -> int:
+    """Bytes on the device for a piece, the next one in line, and arrays that all get, the first `whole` arguments."""
     jaxpr = piece.jaxpr
-    fixed = [*jaxpr.constvars, *jaxpr.invars[: eqn.params["lengths"][1]]]
-    whole, rows = (
+    fixed, rows = (
         [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=there) for v in some]
-        for some in (fixed, jaxpr.invars[eqn.params["lengths"][1] :])
+        for some in ([*jaxpr.constvars, *jaxpr.invars[:whole]], jaxpr.invars[whole:])
     )
-    used = piece.compiled.lower(whole, rows).compile().memory_analysis()
+    used = piece.compiled.lower(fixed, rows).compile().memory_analysis()
     return 2 * (used.argument_size_in_bytes + used.output_size_in_bytes) + used.temp_size_in_bytes

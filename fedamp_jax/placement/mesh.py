@@ -180,9 +180,10 @@ class OnMesh(Placement):
         size = np.zeros(len(local) * each, np.int32)
         size[: len(held)] = np.asarray(mine.size)
         ends = np.concatenate([[0], np.cumsum(size.reshape(len(local), each).sum(axis=1))])
-        most = [np.int32(np.diff(ends).max(initial=1)), np.int32(mine.longest), np.int32(mine.typical)]
-        examples, *bounds = (int(found) for found in _largest_of_processes(np.array(most)))
-        longest, typical = map(type(mine.longest), bounds)
+        names = ("longest", "typical", "larger")
+        most = [np.diff(ends).max(initial=1), *(getattr(mine, name) for name in names)]
+        examples, *bounds = (int(found) for found in _largest_of_processes(np.array(most, np.int32)))
+        known = {name: type(mine.longest)(bound) for name, bound in zip(names, bounds)}
         at, (own, (x, y)) = positions(mine), without_examples(mine)
         start = np.concatenate([np.cumsum(row) - row for row in size.reshape(-1, each)])
         start += np.repeat([device * examples for device in number], each)
@@ -204,7 +205,7 @@ class OnMesh(Placement):
             filled[: len(a)] = a
             return jax.make_array_from_process_local_data(sharding, filled, (total, *a.shape[1:]))
 
-        own = jax.tree.map(of_clients, own._replace(views=(), longest=longest, typical=typical))
+        own = jax.tree.map(of_clients, own._replace(views=(), **known))
         start = jax.make_array_from_process_local_data(sharding, start.astype(np.int32), (total,))
         x, y = jax.tree.map(rows_of_device, (x, y))
         return own._replace(x=x, y=y, start=start, placement=dataclasses.replace(self, clients=m))

@@ -12,6 +12,7 @@ that runs, and offers four verbs for it:
 """
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from jax.sharding import NamedSharding
 
 from fedamp_jax import platforms
 from fedamp_jax.checks import check_integer
-from fedamp_jax.layout import D, reaches, with_examples, within, without_examples
+from fedamp_jax.layout import D, Part, parts, with_examples, within, without_examples
 from fedamp_jax.programs import cost, memory
 from fedamp_jax.programs.jaxpr import OneClient, repeat, together
 
@@ -283,37 +284,45 @@ def in_chunks(step: Callable[..., Any], chunk: int, work: Array, data: Any, out:
     """
     m, (own, examples) = len(work), without_examples(data)
 
-    def program(reach: int) -> Callable[..., Any]:
+    def program(part: Part) -> Callable[..., Any]:
         # On a CPU what a minibatch costs follows the array that it is read from: XLA shares out among threads what
         # reads from a large one, however little it reads.
-        copied = chunk == 1 and reach <= data.typical and data.placement.platform == "cpu"
+        copied = part.width == 1 and part.reach <= data.typical and data.placement.platform == "cpu"
 
         def one(own: Any, *rows: Any) -> Any:
-            return together(step, chunk)(within(with_examples(own, examples), reach, copied), *rows)
+            return together(step, part.width)(within(with_examples(own, examples), part.reach, copied), *rows)
 
         # One client at a time runs without vmap, which would make every branch and loop of its step a selection.
-        return jax.vmap(one) if chunk > 1 else lambda *rows: expand(one(*jax.tree.map(lambda a: a[0], rows)))
+        return jax.vmap(one) if part.width > 1 else lambda *rows: expand(one(*jax.tree.map(lambda a: a[0], rows)))
 
-    programs = [program(reach) for reach in reaches(data)]
-    if chunk >= m:
-        return programs[-1](own, out, *args)
-    order = jnp.argsort(-work, stable=True)
-    # The last chunk is filled up with the client that has least work, whose result is then not written again.
-    fill = -m % chunk
-    reads = jnp.concatenate([order, jnp.broadcast_to(order[-1:], (fill,))])
-    writes = jnp.concatenate([order, jnp.full((fill,), m, order.dtype)])
-    needed = (jnp.sum(work > 0, dtype=jnp.int32) + chunk - 1) // chunk
+    several = parts(data, m, chunk)
+    if several[0].width >= m:
+        return program(several[0])(own, out, *args)
+    number = (own.size <= data.typical).astype(jnp.int32) if len(several) > 1 else jnp.zeros((m,), jnp.int32)
+    order = jnp.lexsort((-work, number, work <= 0))  # one part after the other, and then the clients without work
 
-    def run_chunk(c: Any, out: Any) -> Any:
-        read, write = (lax.dynamic_slice_in_dim(a, c * chunk, chunk) for a in (reads, writes))
-        rows = jax.tree.map(lambda a: a[read], (own, out, *args))
-        if len(programs) == 1:
-            result = programs[0](*rows)
-        else:
-            result = lax.cond(jnp.max(own.size[read]) <= data.typical, *programs, *rows)
+    def run_chunk(run: Callable[..., Any], width: int, begin: Any, end: Any, c: Any, out: Any) -> Any:
+        place = begin + c * width + jnp.arange(width, dtype=jnp.int32)
+        # The last chunk is filled up with clients behind the part's end, whose results are not written.
+        read = order[jnp.minimum(place, m - 1)]
+        write = jnp.where(place < end, read, m)
+        result = run(*jax.tree.map(lambda a: a[read], (own, out, *args)))
         return jax.tree.map(lambda a, r: a.at[write].set(r, mode="drop"), out, result)
 
-    return repeat(needed, run_chunk, out, at_most=-(-m // chunk))
+    begin = jnp.int32(0)
+    for i, part in enumerate(several):
+        members = (number == i) & (work > 0)
+        if part.width >= m:  # All rows where they are: reordered ones would be a second stack of models.
+            result = program(part)(own._replace(size=jnp.where(members, own.size, 0)), out, *args)
+            out = jax.tree.map(
+                lambda a, r, of=members: jnp.where(of.reshape(m, *(1,) * (a.ndim - 1)), r, a), out, result
+            )
+            continue
+        end = begin + jnp.sum(members, dtype=jnp.int32)
+        body = functools.partial(run_chunk, program(part), part.width, begin, end)
+        chunks = (end - begin + part.width - 1) // part.width
+        out, begin = repeat(chunks, body, out, at_most=-(-part.most // part.width)), end
+    return out
 
 
 def one_client(step: Callable[..., Any], data: Any, *args: Any) -> OneClient:

@@ -15,7 +15,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
-from fedamp_jax.layout import with_examples, without_examples
+from fedamp_jax.layout import Part, parts, with_examples, within, without_examples
 from fedamp_jax.programs.kept import kept
 
 BLOCK_BYTES = 1 << 28
@@ -32,10 +32,10 @@ def host() -> Any:
 
 
 class _Piece:
-    """A traced piece for chunks of so many examples, compiled when the first of them comes."""
+    """A traced piece for chunks of clients of a part with so many examples, compiled when the first of them comes."""
 
-    def __init__(self, examples: int, jaxpr: Any):
-        self.examples, self.jaxpr = examples, jaxpr
+    def __init__(self, part: Part, examples: int, jaxpr: Any):
+        self.part, self.examples, self.jaxpr = part, examples, jaxpr
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -52,13 +52,15 @@ class Pieces(NamedTuple):
     """What `rows_p` runs for a chunk of clients at a time.
 
     Attributes:
-        programs: the same piece for chunks of more or fewer examples, that for most first.
+        programs: the same piece for chunks of each part of the clients (`layout.parts`), large ones first, and for more
+            or fewer examples, most first.
         consts: what the step closes over, such as a global model: arguments, so that a piece serves every round. One
             program's after the other's.
         whole: arrays that every chunk gets whole.
         examples: x and y of all clients, `[T, ...]`, of which a chunk gets its own.
         bounds: start and size of each client.
         rows: arrays `[M, ...]` of which a chunk gets rows; the first ones are replaced.
+        typical: the largest size of a client of the last part.
     """
 
     programs: tuple[_Piece, ...]
@@ -67,16 +69,16 @@ class Pieces(NamedTuple):
     examples: list[Any]
     bounds: list[Any]
     rows: list[Any]
-    chunk: int
+    typical: int
 
     def run(self, work: Array, device: Any) -> list[Any]:
         groups = (self.consts, self.whole, self.examples, self.bounds, self.rows)
-        return rows_p.bind(work, *(a for group in groups for a in group), programs=self.programs, chunk=self.chunk,
+        return rows_p.bind(work, *(a for group in groups for a in group), programs=self.programs, typical=self.typical,
                            lengths=tuple(map(len, groups)), device=device)  # fmt: skip
 
 
 def pieces_of(step: Callable[..., Any], chunk: int, data: Any, out: Any, args: tuple, whole: Any = ()) -> Pieces:
-    """The programs of `step(client, out_i, *args_i, whole)` for `chunk` clients, and their arguments.
+    """The programs of `step(client, out_i, *args_i, whole)` for at most `chunk` clients, and their arguments.
 
     A chunk brings its own clients' examples, whose number varies: programs for several numbers are traced, each a
     quarter of the one before, and a chunk runs the smallest that has room for it.
@@ -91,25 +93,26 @@ def pieces_of(step: Callable[..., Any], chunk: int, data: Any, out: Any, args: t
     all_of, structure = jax.tree.flatten(examples)
     blocks, block = jax.tree.flatten(whole)
 
-    def piece(whole: list, examples: list, start: Any, *rows: Any) -> list[Any]:
+    def piece(reach: int, whole: list, examples: list, start: Any, *rows: Any) -> list[Any]:
         extra = (jax.tree.unflatten(block, whole),) if blocks else ()
 
         def one(start: Any, out: Any, own: Any, args: tuple) -> Any:
             client = with_examples(own._replace(start=start), jax.tree.unflatten(structure, examples))
-            return step(client, out, *args, *extra)
+            return step(within(client, reach, copied=False), out, *args, *extra)
 
         trees = jax.tree.unflatten(tree, [rows[place[id(a)]] for a in leaves])
         return jax.tree.leaves(jax.vmap(one)(start, *trees))
 
-    some = [jax.ShapeDtypeStruct((chunk, *a.shape[1:]), a.dtype) for a in (data.start, *sent)]
     fixed = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in blocks]
-    programs, consts = [], []
-    for count in _counts(len(data.y), len(data.size), chunk, data.longest):
-        pool = [jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype) for a in all_of]
-        made = jax.make_jaxpr(piece)(fixed, pool, *some)
-        programs.append(_Piece(count, made.jaxpr))
-        consts += made.consts
-    return Pieces(tuple(programs), consts, blocks, all_of, [data.start, data.size], sent, chunk)
+    programs, consts, total = [], [], len(data.y)
+    for part in parts(data, len(data.size), chunk):
+        some = [jax.ShapeDtypeStruct((part.width, *a.shape[1:]), a.dtype) for a in (data.start, *sent)]
+        for count in _counts(total, len(data.size), part.width, part.reach):
+            pool = [jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype) for a in all_of]
+            made = jax.make_jaxpr(functools.partial(piece, part.reach))(fixed, pool, *some)
+            programs.append(_Piece(part, count, made.jaxpr))
+            consts += made.consts
+    return Pieces(tuple(programs), consts, blocks, all_of, [data.start, data.size], sent, data.typical)
 
 
 def _counts(total: int, clients: int, chunk: int, longest: int) -> list[int]:
@@ -146,16 +149,24 @@ def _rows_of(a: Any, rows: np.ndarray) -> Any:
     return a[rows] if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else np.asarray(a)[rows]
 
 
-def _on_rows(work: Any, *arrays: Any, programs: tuple, chunk: int, lengths: tuple, device: Any) -> list[Any]:
+def _on_rows(work: Any, *arrays: Any, programs: tuple, typical: int, lengths: tuple, device: Any) -> list[Any]:
     """Run the programs for chunks of rows on the device."""
     consts, whole, examples, (start, size), leaves = _groups(arrays, lengths)
     fixed: dict[_Piece, list[Any]] = {}
     new = [np.array(a) for a in leaves[: len(programs[0].jaxpr.outvars)]]
     examples, start, size, amounts = [np.asarray(a) for a in examples], *map(np.asarray, (start, size, work))
     order = np.argsort(-amounts, kind="stable")[: np.count_nonzero(amounts)]
+    several = list(dict.fromkeys(piece.part for piece in programs))
+    number = size[order] <= typical if len(several) > 1 else np.zeros(len(order), int)
+    chunks = [
+        (part, rows[i : i + part.width])
+        for part, rows in ((part, order[number == i]) for i, part in enumerate(several))
+        for i in range(0, len(rows), part.width)
+    ]
 
-    def compute(rows: np.ndarray) -> list[Any]:
-        piece = next((p for p in reversed(programs) if p.examples >= size[rows].sum()), programs[0])
+    def compute(chunk: tuple[Part, np.ndarray]) -> list[Any]:
+        part, rows = chunk
+        piece = next(p for p in reversed(programs) if p.part == part and p.examples >= size[rows].sum())
         if piece not in fixed:
             before = sum(len(other.jaxpr.constvars) for other in programs[: programs.index(piece)])
             own = consts[before : before + len(piece.jaxpr.constvars)]
@@ -165,15 +176,16 @@ def _on_rows(work: Any, *arrays: Any, programs: tuple, chunk: int, lengths: tupl
         for i, first in zip(rows, begin):
             for mine, a in zip(own, examples):
                 mine[first : first + size[i]] = a[start[i] : start[i] + size[i]]
-        full = np.resize(rows, chunk)  # the last chunk is filled up with rows that it has already
-        sent = [*own, np.resize(begin, chunk).astype(np.int32), *(_rows_of(a, full) for a in leaves)]
+        full = np.resize(rows, part.width)  # the last chunk is filled up with rows that it has already
+        sent = [*own, np.resize(begin, part.width).astype(np.int32), *(_rows_of(a, full) for a in leaves)]
         return piece.compiled(fixed[piece], jax.device_put(sent, device))
 
-    def receive(rows: np.ndarray, results: list[Any]) -> None:
+    def receive(chunk: tuple[Part, np.ndarray], results: list[Any]) -> None:
+        rows = chunk[1]
         for a, result in zip(new, results):
             a[rows] = np.asarray(result)[: len(rows)]
 
-    _pipelined((order[i : i + chunk] for i in range(0, len(order), chunk)), compute, receive)
+    _pipelined(chunks, compute, receive)
     return _to_host(new)
 
 
@@ -225,7 +237,7 @@ rows_p = Primitive("rows_on_device")
 rows_p.multiple_results = True
 rows_p.def_impl(_on_rows)
 rows_p.def_abstract_eval(
-    lambda work, *arrays, programs, chunk, lengths, device: list(
+    lambda work, *arrays, programs, typical, lengths, device: list(
         _groups(arrays, lengths)[-1][: len(programs[0].jaxpr.outvars)]
     )
 )
