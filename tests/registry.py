@@ -226,7 +226,7 @@ ENTRIES = [
 
 
 _FIRST = {VARIANTS[name][0].name if name in VARIANTS else METHODS[name].factory.__name__ for name in METHODS}
-_REPRESENTATIVE = {"separate", "fedavg", "fedamp", "scaffold", "pflego", "fedfomo", "pfedgraph", "cfl"}
+_REPRESENTATIVE = {"fedavg", "fedamp", "scaffold"}
 _COMPILES_AGAIN = {
     "test_eight_devices_equal_one", "test_the_hosts_memory_equals_a_device", "test_what_crosses_between_devices",
     "test_newcomers_of_every_method", "test_chunks_do_not_matter", "test_no_other_examples_are_read",

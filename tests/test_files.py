@@ -14,7 +14,7 @@ from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.report import files as report_files
 from fedamp_jax.report import report
 from fedamp_jax.runner import compare, messages
-from tests.registry import federation, find, make, tiny_task
+from tests.registry import federation, find, made, tiny_task
 from tests.small_experiments import command, parsed, practical
 
 ODD = [
@@ -41,7 +41,7 @@ def test_names_that_a_file_system_allows(name, tmp_path):
     Failed for brackets ("damaged"), `**`, a backslash and what is not valid Unicode ("make room"), all in orbax or
     TensorStore; and for a file whose name is as long as a name may be, which an unfinished one exceeded.
     """
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     folder, data = tmp_path / name, federation()
 
     def run(rounds):
@@ -62,7 +62,7 @@ def test_names_that_a_file_system_allows(name, tmp_path):
 @pytest.mark.parametrize("name", ["[a]", "a*b"])
 def test_tensorboard_and_reports_in_odd_folders(name, tmp_path):
     """Fails if a folder is taken for a pattern."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     with writers.tensorboard(tmp_path / name) as curve:
         result = fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False, observe=curve)
     written = fedamp_jax.report.of_runs({"Separate": result}).write(tmp_path / name)

@@ -14,7 +14,7 @@ import fedamp_jax
 from fedamp_jax import Checkpoint, writers
 from fedamp_jax.report import files
 from fedamp_jax.runner import live, options, provenance, train
-from tests.registry import federation, find, make
+from tests.registry import federation, find, made
 from tests.small_experiments import command, practical, read
 
 
@@ -25,7 +25,7 @@ def rows(path):
 
 def start(**given):
     """A run of FedAMP on eight clients."""
-    task, algorithm = make(find("fedamp"))
+    task, algorithm = made(find("fedamp"))
     return fedamp_jax.run(task, algorithm, federation(), federation(), progress=False, **given)
 
 

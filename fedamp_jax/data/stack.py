@@ -95,7 +95,7 @@ def pack(
     numbers = (y_all, ends - size, size, classes, ids)
     y, start, sizes, classes, ids = (jnp.asarray(a, a.dtype if a is y_all else np.int32) for a in numbers)
     known = {name: Static(value) for name, value in lengths(size).items()}
-    return Data(x, y, start, sizes, classes, ids, jnp.asarray(size > 0), **known)
+    return Data(x, y, start, sizes, classes, ids, jnp.asarray(size > 0), known.pop("longest"))._replace(**known)
 
 
 def _classes(classes: Classes, class_names: Sequence[Any] | None) -> Classes:

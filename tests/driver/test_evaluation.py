@@ -10,7 +10,7 @@ import fedamp_jax
 from fedamp_jax import Placement
 from fedamp_jax.driver import evaluation
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import federation, find, make, tiny_task
+from tests.registry import federation, find, made, tiny_task
 
 KEY = jax.random.key(3)
 PLACEMENTS = {
@@ -48,7 +48,7 @@ def test_accuracies_are_those_counted_by_hand(name, block, monkeypatch):
 
 def test_a_model_with_too_few_outputs_is_refused():
     """Failed when labels beyond the outputs silently counted as a loss of 0."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     data = federation()
     more = data._replace(classes=data.classes.at[2].set(4))
     with pytest.raises(ValueError, match="the model has 3 outputs, but the data have 4 classes"):
@@ -59,7 +59,7 @@ def test_a_model_with_too_few_outputs_is_refused():
 
 def test_what_evaluate_refuses():
     """A state in place of its models, and one model in place of one for each client."""
-    task, separate = make(find("separate"))
+    task, separate = made(find("separate"))
     state = separate.init(KEY, federation())
     with pytest.raises(TypeError, match=r"what algorithm.personalize.*gives, got a SeparateState"):
         fedamp_jax.evaluate(task, state, federation())
@@ -125,7 +125,7 @@ def test_runs_under_debug_nans(name):
         federation(sizes=(7, 3, 4, 5))._replace(size=jnp.array(size), online=jnp.array(size) > 0)
         for size in ([7, 3, 0, 5], [0, 3, 0, 5])
     )
-    task, algorithm = make(find(name))
+    task, algorithm = made(find(name))
     with jax.debug_nans(True):
         run = fedamp_jax.run(task, algorithm, train, test, rounds=2, progress=False)
         models = jax.jit(algorithm.personalize)(jax.random.key(0), run.state, train)

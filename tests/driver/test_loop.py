@@ -22,7 +22,7 @@ from fedamp_jax.driver.checkpoint import Checkpoints
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.driver.signals import StopOnSignal
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import CLASSES, federation, find, make
+from tests.registry import CLASSES, federation, find, made
 
 HALF = Participation(0.5)
 
@@ -32,7 +32,7 @@ def test_run_is_the_loop_written_out():
 
     Failed with the round's key used for who takes part as well.
     """
-    task, algorithm = make(find("fedamp"), epochs=(1, 3))
+    task, algorithm = made(find("fedamp"), epochs=(1, 3))
     clients = federation()
     result = fedamp_jax.run(task, algorithm, clients, clients, rounds=3, seed=5, participation=HALF, progress=False)
     key = jax.random.key(5)
@@ -54,7 +54,7 @@ def test_the_order_of_the_clients_changes_nothing():
 
     Failed when who takes part followed the rows and not `id`.
     """
-    task, algorithm = make(find("fedamp"), epochs=(1, 3))
+    task, algorithm = made(find("fedamp"), epochs=(1, 3))
     clients, order = federation(), np.array([3, 0, 7, 5, 1, 6, 2, 4])
     moved = clients.select(order)
     settings = {"rounds": 3, "participation": Participation(0.5, drop_rate=0.25), "progress": False}
@@ -65,7 +65,7 @@ def test_the_order_of_the_clients_changes_nothing():
 
 def test_same_seed_same_run():
     """Bit for bit; another seed is another run. Failed with keys drawn from the time."""
-    task, algorithm = make(find("fedavg"), epochs=(1, 3))
+    task, algorithm = made(find("fedavg"), epochs=(1, 3))
     clients = federation()
     some = Participation(drop_rate=0.25)
     a, b, c = (
@@ -79,7 +79,7 @@ def test_same_seed_same_run():
 
 def test_evaluations_are_recorded_when_asked_for():
     """Every third round and the last. Failed without the last round."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     clients = federation()
     seen = lambda one: {"online": float((one.info.epochs > 0).sum())}  # noqa: E731
     result = fedamp_jax.run(task, algorithm, clients, clients, rounds=7, evaluate_every=3, observe=seen, progress=False)
@@ -93,7 +93,7 @@ def test_compiling_again_is_no_round(tmp_path, monkeypatch):
 
     Failed with the first round of the first start alone.
     """
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     clients, clock = federation(), itertools.count()
     monkeypatch.setattr("fedamp_jax.driver.loop.time.perf_counter", lambda: float(next(clock)))
     for rounds in (3, 6):
@@ -111,7 +111,7 @@ def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
     Failed with a bar, which is drawn once at the end there, with a line for every round, and with 1,800 lines for two
     minutes of work.
     """
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     clients = federation()
     for seconds, rounds in ((0.0, (2, 4, 5)), (60.0, (5,))):
         monkeypatch.setattr(progress, "SECONDS", seconds)
@@ -123,7 +123,7 @@ def test_lines_where_there_is_no_terminal(capsys, monkeypatch):
 
 def test_the_placement_of_a_run():
     """The argument's, or else that of the data. Failed when data on a mesh were moved to one device."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     train = federation()
     spread = OnMesh(mesh=client_mesh(4)).place(train)
     run = functools.partial(fedamp_jax.run, task, algorithm, rounds=1, progress=False)
@@ -135,7 +135,7 @@ def test_the_placement_of_a_run():
 
 def test_a_second_run_compiles_nothing(caplog):
     """Failed with functions that were jitted within `run`: 0.8 s of compilation, for every method."""
-    task, algorithm = make(find("fedamp"))
+    task, algorithm = made(find("fedamp"))
 
     def run():
         fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)
@@ -148,7 +148,7 @@ def test_a_second_run_compiles_nothing(caplog):
 
 def test_a_label_of_the_progress_bar(capsys):
     """A string is the label; False draws nothing. Failed when a label switched the bar off."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     run = functools.partial(fedamp_jax.run, task, algorithm, federation(), federation(), rounds=1)
     run(progress=False)
     assert capsys.readouterr().out == ""
@@ -158,7 +158,7 @@ def test_a_label_of_the_progress_bar(capsys):
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
-TASK, SEPARATE = make(find("separate"))
+TASK, SEPARATE = made(find("separate"))
 REFUSED = {
     "rounds": ({"rounds": 0}, ValueError, "rounds must be at least 1, got 0"),
     "half a round": ({"rounds": 1.5}, TypeError, "rounds must be a whole number, got 1.5"),
@@ -223,7 +223,7 @@ def test_a_finished_checkpoint_is_not_taken_for_a_new_run(tmp_path):
 
 def test_training_that_diverges_everywhere_is_reported():
     """Failed when a run in which every update was discarded gave no warning."""
-    task, algorithm = make(find("separate"), optimizer=optax.scale(float("nan")))
+    task, algorithm = made(find("separate"), optimizer=optax.scale(float("nan")))
     with pytest.warns(RuntimeWarning) as warned:
         fedamp_jax.run(task, algorithm, federation(), federation(), rounds=1, progress=False)
     assert [w.filename for w in warned] == [__file__] * 2  # not a line of the package
@@ -328,7 +328,7 @@ def test_many_rounds_leave_nothing_behind(rounds, tmp_path, monkeypatch):
         self._manager.wait_until_finished()
 
     monkeypatch.setattr(Checkpoints, "save", save_and_wait)
-    task, algorithm = make(find("fedamp"), epochs=1)
+    task, algorithm = made(find("fedamp"), epochs=1)
     clients = federation()
     compiled, seen = [], []
 
@@ -360,7 +360,7 @@ def test_many_rounds_leave_nothing_behind(rounds, tmp_path, monkeypatch):
 
 def test_placements_do_not_change_what_is_evaluated():
     """Accuracies on one device in chunks are those of all clients side by side."""
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
     a, b = (
         fedamp_jax.run(task, algorithm, federation(), federation(), rounds=2, progress=False, placement=p)
         for p in (Placement(), Placement(chunk=3))

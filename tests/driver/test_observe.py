@@ -10,7 +10,7 @@ import fedamp_jax
 from fedamp_jax import Checkpoint, Patience, Placement
 from fedamp_jax.models import MAE, MSE
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import federation, find, make
+from tests.registry import federation, find, made
 
 PLACEMENTS = {
     "one device": lambda: Placement(),
@@ -27,7 +27,7 @@ def test_the_models_of_an_evaluation(place):
 
     Failed with the key of the round, with padding rows, and with the models of the last round for all.
     """
-    task, algorithm = make(find("fine_tuned(fedavg)"), epochs=(1, 3))
+    task, algorithm = made(find("fine_tuned(fedavg)"), epochs=(1, 3))
     clients, seen = federation(), []
 
     def keep(evaluation):
@@ -49,7 +49,7 @@ def test_the_models_of_an_evaluation(place):
 
 def test_several_observers():
     """One after the other; each sees what those before it returned. Failed with the order turned round."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     clients, seen = federation(), []
     first = lambda one: {"twice": 2 * one.round}  # noqa: E731
     second = lambda one: {"four times": 2 * one.observed["twice"]}  # noqa: E731
@@ -62,7 +62,7 @@ def test_several_observers():
 
 def test_means_are_of_those_with_test_data():
     """Failed with NaN in place of the mean."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     clients, seen = federation(), []
     test = clients._replace(size=clients.size.at[2].set(0))
     fedamp_jax.run(task, algorithm, clients, test, rounds=1, observe=seen.append, progress=False)
@@ -83,7 +83,7 @@ def test_a_run_that_is_ended(tmp_path):
 
     Failed when a resumed run trained on to `rounds`, and when the checkpoint of the last rounds was not written.
     """
-    task, algorithm = make(find("fedamp"), epochs=(1, 3))
+    task, algorithm = made(find("fedamp"), epochs=(1, 3))
     clients, saving = federation(), Checkpoint(tmp_path, every=3, fingerprint={})
     run = functools.partial(fedamp_jax.run, task, algorithm, clients, clients, evaluate_every=2, progress=False)
     whole = run(rounds=5)
@@ -99,7 +99,7 @@ def test_a_run_that_is_ended(tmp_path):
 
 def test_what_ends_a_run_is_asked_at_evaluations_alone(tmp_path):
     """A checkpoint between two evaluations is no reason to ask anew. Failed when every round asked."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     asked, clients = [], federation()
     until = lambda result: asked.append(list(result.rounds))  # noqa: E731
     run = functools.partial(fedamp_jax.run, task, algorithm, clients, clients, until=until, progress=False)
@@ -109,7 +109,7 @@ def test_what_ends_a_run_is_asked_at_evaluations_alone(tmp_path):
 
 def test_the_progress_of_a_run_that_is_ended(capsys):
     """A line for its last evaluation. Failed when the run went on, and without that line."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     clients = federation()
     fedamp_jax.run(task, algorithm, clients, clients, rounds=9, until=after(2), progress="Separate")
     lines = capsys.readouterr().out.splitlines()
@@ -137,7 +137,7 @@ def test_patience(metric, means, ended):
 
 def test_patience_ends_a_run():
     """A method that changes nothing does not improve. Failed with one evaluation too many."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     still = algorithm._replace(round=lambda key, state, data: (state, algorithm.round(key, state, data)[1]))
     clients = federation()
     result = fedamp_jax.run(task, still, clients, clients, rounds=9, until=Patience(3), progress=False)
@@ -152,7 +152,7 @@ def test_patience_ends_a_run():
 ])  # fmt: skip
 def test_what_is_refused(given, kind, message):
     """Before anything compiles. Failed after the first round."""
-    task, algorithm = make(find("separate"))
+    task, algorithm = made(find("separate"))
     never = algorithm._replace(init=None)
     with pytest.raises(kind, match=message):
         fedamp_jax.run(task, never, federation(), federation(), rounds=1, **given)

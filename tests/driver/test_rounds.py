@@ -15,14 +15,14 @@ from fedamp_jax import Algorithm, Info, Participation, Placement, RoundError, So
 from fedamp_jax.driver.rounds import compiled_round
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
 from fedamp_jax.programs import memory
-from tests.registry import federation, find, make, run_rounds, tiny_task
+from tests.registry import federation, find, made, run_rounds, tiny_task
 
 KEY = jax.random.key(3)
 
 
 def test_an_old_state_is_refused():
     """As when a cell of a notebook runs again. Failed with XLA's "Invalid buffer passed to Execute()"."""
-    _, algorithm = make(find("separate"))
+    _, algorithm = made(find("separate"))
     state = algorithm.init(KEY, federation())
     fedamp_jax.round(algorithm, state, federation(), KEY)
     with pytest.raises(ValueError, match="donated to an earlier round: use the one that it returned"):
@@ -33,7 +33,7 @@ def test_numpy_data_and_traced_rounds(monkeypatch):
     """`online` as NumPy makes it, and a round within `jit`. Failed with "no attribute 'committed'" on devices that
     report their memory, and with "is_fully_addressable"; for FedAMP, when the weights of a trace were looked at.
     """
-    task, algorithm = make(find("fedamp"))
+    task, algorithm = made(find("fedamp"))
     data = jax.tree.map(np.asarray, federation())
     fedamp_jax.run(task, algorithm, data, data, rounds=1, progress=False)
     state, key = algorithm.init(KEY, federation()), jax.random.key(1)
@@ -85,7 +85,7 @@ def test_clients_in_host_memory_are_no_part_of_a_compiled_program():
     place = InHostMemory(device=jax.devices()[5], chunk=3)
     data = place.place(federation())
     for name in ("separate", "fedamp"):
-        _, algorithm = make(find(name), epochs=1)
+        _, algorithm = made(find(name), epochs=1)
         state = place.init(algorithm, KEY, data)
         with pytest.raises(TypeError, match=r"memory cannot be part of a compiled program: call fedamp_jax.round"):
             jax.jit(algorithm.round)(KEY, state, data)
@@ -97,7 +97,7 @@ def test_clients_in_host_memory_are_no_part_of_a_compiled_program():
 @pytest.mark.parametrize("devices", [1, 4])
 def test_scanned_rounds_are_those_of_a_run(devices):
     """State, losses, weights and accuracies, with clients that stay away. Failed with other keys than `run` has."""
-    task, algorithm = make(find("fedamp"), epochs=(1, 3))
+    task, algorithm = made(find("fedamp"), epochs=(1, 3))
     data, some = federation(), Participation(0.6, drop_rate=0.25)
     if devices > 1:
         data = OnMesh(mesh=client_mesh(devices)).place(data)
@@ -123,7 +123,7 @@ def test_scanned_rounds_are_those_of_a_run(devices):
 
 def test_infos_are_collected_unless_something_else_is():
     """And without `participation` every client takes part."""
-    _, algorithm = make(find("separate"))
+    _, algorithm = made(find("separate"))
     data = federation()
     state, infos = jax.jit(lambda d: fedamp_jax.scan_rounds(algorithm, algorithm.init(KEY, d), d, 2, KEY))(data)
     assert isinstance(infos, Info) and infos.loss.shape == (2, 8) and (np.asarray(infos.epochs) > 0).all()
@@ -212,7 +212,7 @@ def test_numbers_that_cannot_fail_are_not_waited_for(name):
 
     Failed when `info.error` was there for all; with Eq. 5 as printed, or a schedule, it has to be.
     """
-    _, algorithm = make(find(name))
+    _, algorithm = made(find(name))
     assert algorithm.explain is None
     assert run_rounds(algorithm, federation(), 1)[1][0].error is None
 
@@ -228,7 +228,7 @@ def test_numbers_that_may_fail_are_checked(change):
 
 def test_one_round_is_compiled_once(caplog):
     """Whatever the data hold and whoever takes part. Failed with the number of clients online as a static argument."""
-    _, algorithm = make(find("fedavg"))
+    _, algorithm = made(find("fedavg"))
     data = federation()
     state = algorithm.init(KEY, data)
     with caplog.at_level(logging.WARNING):

@@ -11,7 +11,7 @@ import fedamp_jax
 from fedamp_jax import Checkpoint, Solver, data
 from fedamp_jax.models import resnet18
 from fedamp_jax.placement import InHostMemory, OnMesh, client_mesh
-from tests.registry import ENTRIES, batch_of, federation, find, made, make, one_after_the_other, run_rounds, tiny_task
+from tests.registry import ENTRIES, batch_of, federation, find, made, one_after_the_other, run_rounds, tiny_task
 
 KEY = jax.random.key(1)  # of `run_rounds`
 OLD, NEW = 5, 3
@@ -116,7 +116,7 @@ def _by_rule(factory, task, algorithm, joined, before, everybody):
 @pytest.mark.parametrize("name", ["fedavg", "fedamp"])
 def test_an_unseen_client_gets_a_model_of_its_own(name):
     """Fine-tuned from what newcomers start with, without a round. Failed with a loss as high as before."""
-    task, algorithm = make(find(name))
+    task, algorithm = made(find(name))
     everybody = federation()
     first, last = split(everybody)
     state, _ = run_rounds(algorithm, first, 3)
@@ -166,7 +166,7 @@ def test_concatenated_data_stay_a_pair():
 @pytest.mark.parametrize("name", ["fedamp, schedules", "ditto", "pflego, server Adam"])
 def test_a_run_goes_on_from_a_state(name):
     """Bit for bit as a run of all rounds; the state given stays. Failed with rounds that were counted from 0 again."""
-    task, algorithm = make(find(name), keep_optimizer=True, epochs=(1, 3))
+    task, algorithm = made(find(name), keep_optimizer=True, epochs=(1, 3))
     clients = federation()
     options = {"participation": fedamp_jax.Participation(0.75), "progress": False}
     whole = fedamp_jax.run(task, algorithm, clients, clients, rounds=5, **options)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedamp_jax import silos
-from tests.registry import find, make
+from tests.registry import find, made
 from tests.silos.test_silos import SEED, Watched, clients, data, run
 
 
@@ -47,7 +47,7 @@ def test_updates_are_clipped_and_noised():
     """With hardly any noise an update has the clipping norm; with much, its deviation. Failed with noise of deviation
     1 in place of `noise * clip`, and when each array was clipped alone.
     """
-    task, algorithm = make(find("fedprox"))
+    task, algorithm = made(find("fedprox"))
     for noise, expected in ((1e-6, 0.01), (50.0, None)):
         there = Recorded(private(task, algorithm, silos.Privacy(clip=0.01, noise=noise)))
         run(task, algorithm, *there.connect(seed=SEED), rounds=1)
@@ -62,7 +62,7 @@ def test_updates_are_clipped_and_noised():
 
 def test_the_noise_is_the_clients_own():
     """Two runs of the same seed differ. Failed with a key that the server had sent."""
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
     found = []
     for _ in range(2):
         there = silos.InProcess(private(task, algorithm, silos.Privacy(clip=1.0, noise=1.0)))
@@ -72,7 +72,7 @@ def test_the_noise_is_the_clients_own():
 
 def test_a_client_goes_on_from_what_it_has_sent():
     """The server's copy of a model is the client's own. Failed when the client kept the model without noise."""
-    task, algorithm = make(find("fedamp"))
+    task, algorithm = made(find("fedamp"))
     there = silos.InProcess(private(task, algorithm, silos.Privacy(clip=1.0, noise=1.0)))
     train, test = there.connect(seed=SEED)
     result = run(task, algorithm, train, test, rounds=2)
@@ -88,14 +88,14 @@ def test_a_client_goes_on_from_what_it_has_sent():
 @pytest.mark.parametrize("name", ["scaffold", "fedfomo", "ifca"])
 def test_what_cannot_be_protected_is_refused(name):
     """A difference of variates, weights that follow from losses, a choice of a cluster."""
-    task, algorithm = make(find(name))
+    task, algorithm = made(find(name))
     with pytest.raises(silos.Refused, match="noise is for methods such as"):
         silos.InProcess(private(task, algorithm, silos.Privacy(clip=1.0, noise=1.0))).connect()
 
 
 def test_what_was_spent_is_kept(tmp_path):
     """Failed when a silo that was started anew began at 0."""
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
     privacy = silos.Privacy(clip=1.0, noise=8.0)
     there = silos.InProcess(private(task, algorithm, privacy, tmp_path))
     run(task, algorithm, *there.connect(seed=SEED), rounds=2)

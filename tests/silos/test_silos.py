@@ -13,7 +13,7 @@ from fedamp_jax import Checkpoint, silos
 from fedamp_jax.placement.divided import RemoteState
 from fedamp_jax.placement.messages import Answer, Away, read, written
 from tests import registry
-from tests.registry import find, make
+from tests.registry import find, made
 
 SIZES = (7, 3, 7, 1)
 SEED = 3
@@ -52,10 +52,12 @@ class Watched(silos.InProcess):
         return {i: answer for i, answer in changed.items() if answer is not None}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedamp", "scaffold", "pflego"])
+@pytest.mark.parametrize(
+    "name", ["fedamp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "scaffold", "pflego"))]
+)
 def test_what_crosses_is_what_traffic_says(name):
     """To the byte, for each client and round. Failed when a global model was sent once for each of its uses."""
-    task, algorithm = make(find(name))
+    task, algorithm = made(find(name))
     there = Watched(clients(task, algorithm))
     train, test = there.connect(seed=SEED)
     run(task, algorithm, train, test, rounds=2)
@@ -68,7 +70,7 @@ def test_what_crosses_is_what_traffic_says(name):
 
 def test_the_server_holds_no_example_and_no_private_leaf():
     """Failed with blanks [M, ...] in their places, which take the memory of all clients."""
-    task, algorithm = make(find("fedper"))
+    task, algorithm = made(find("fedper"))
     train, test = silos.InProcess(clients(task, algorithm)).connect(seed=SEED)
     result = run(task, algorithm, train, test, rounds=1)
     assert isinstance(result.state, RemoteState)
@@ -90,8 +92,7 @@ def absent_in(number, i):
 
 @pytest.mark.parametrize(
     "name",
-    ["fedavg", "fedamp", "ditto", pytest.param("scaffold", marks=pytest.mark.slow),
-     pytest.param("fedper", marks=pytest.mark.slow)],
+    ["fedamp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "ditto", "scaffold", "fedper"))],
 )  # fmt: skip
 def test_a_lost_answer_counts_as_rejected(name, tmp_path):
     """Client 1's answer of round 2 is lost, then the server and all clients are started anew: as in the simulation in
@@ -99,7 +100,7 @@ def test_a_lost_answer_counts_as_rejected(name, tmp_path):
 
     Failed when a client went on from its newest state, and not from that which the server has of it.
     """
-    task, algorithm = make(find(name))
+    task, algorithm = made(find(name))
     train, test = data()
     state = run(task, algorithm, train, test, rounds=1).state
     faulty = fedamp_jax.Placement(transmit=absent_in(2, 1))
@@ -133,7 +134,7 @@ BAD = {
 def test_a_bad_answer_is_discarded_by_name(kind):
     """The others go on. Failed when an answer was used as it came."""
     change, match = BAD[kind]
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
 
     def bad(i, message, answer):
         if (i, message.made) != (2, 1):
@@ -151,8 +152,8 @@ def test_a_bad_answer_is_discarded_by_name(kind):
 
 def test_another_program_is_refused():
     """A client with another learning rate. Failed when a fingerprint was of the shapes alone."""
-    task, algorithm = make(find("fedavg"))
-    _, other = make(find("fedavg"), optimizer=optax.adam(0.06))
+    task, algorithm = made(find("fedavg"))
+    _, other = made(find("fedavg"), optimizer=optax.adam(0.06))
     there = silos.InProcess([*clients(task, algorithm)[:3], clients(task, other)[3]])
     with pytest.raises(RuntimeError, match="client 3 refuses: the server's compiled_round has the fingerprint"):
         run(task, algorithm, *there.connect(seed=SEED), rounds=1)
@@ -160,7 +161,7 @@ def test_another_program_is_refused():
 
 def test_a_state_that_is_not_kept_is_refused(tmp_path):
     """The server goes back two rounds, to an older checkpoint. Failed when a client went on from its newest state."""
-    task, algorithm = make(find("ditto"))
+    task, algorithm = made(find("ditto"))
     there = silos.InProcess(clients(task, algorithm, tmp_path))
     train, test = there.connect(seed=SEED)
     early = run(task, algorithm, train, test, rounds=1).state
@@ -171,7 +172,7 @@ def test_a_state_that_is_not_kept_is_refused(tmp_path):
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
     run(task, algorithm, *silos.InProcess(clients(task, algorithm, tmp_path)).connect(seed=SEED), rounds=1)
     with pytest.raises(silos.Refused, match="another run, method or place"):
         silos.InProcess(clients(task, algorithm, tmp_path)).connect(seed=4)
@@ -179,7 +180,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
 
 def test_nobody_answers():
     """A round without any answer ends the run and is not one of a method. Failed when it counted as all rejected."""
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
     there = Watched(clients(task, algorithm), lambda i, message, answer: TimeoutError("no answer in 300 s"))
     with pytest.raises(RuntimeError, match="no client answers in round 1; client 0: TimeoutError: no answer in 300 s"):
         run(task, algorithm, *there.connect(seed=SEED), rounds=1)
@@ -187,7 +188,7 @@ def test_nobody_answers():
 
 def test_who_is_away_needs_no_warning():
     """A client that the transport knows to be away, in two rounds. Failed with a warning in each."""
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
     there = Watched(clients(task, algorithm), lambda i, message, answer: Away() if i == 1 else answer)
     train, test = there.connect(seed=SEED)
     online = jnp.array([i != 1 for i in range(train.clients)])
@@ -200,7 +201,7 @@ def test_who_is_away_needs_no_warning():
 
 def test_distances_of_models_that_the_server_has():
     """FedAMP's, for a snapshot. Failed when whatever had no state was refused."""
-    task, algorithm = make(find("fedamp"))
+    task, algorithm = made(find("fedamp"))
     train, test = data()
     snapshots = fedamp_jax.Snapshots([2], fedamp_jax.algorithms.fedamp.distances)
     whole = run(task, algorithm, train, test, rounds=2, snapshots=snapshots)
@@ -213,7 +214,7 @@ def test_distances_of_models_that_the_server_has():
 
 
 def test_what_the_server_refuses():
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
     train, test = silos.InProcess(clients(task, algorithm)).connect(seed=SEED)
     with pytest.raises(ValueError, match="run with the same seed"):
         fedamp_jax.run(task, algorithm, train, test, rounds=1, seed=4, progress=False)
@@ -229,7 +230,7 @@ def test_what_the_server_refuses():
 
 
 def test_what_a_silo_refuses(tmp_path):
-    task, algorithm = make(find("fedavg"))
+    task, algorithm = made(find("fedavg"))
     train, test = data()
     with pytest.raises(ValueError, match="must be the data of one client, got 4"):
         silos.Silo(task, algorithm, train, test)
@@ -257,7 +258,7 @@ def test_bfloat16_on_the_way():
 
     Failed with float16's bits read as bfloat16's, and with accuracies in bfloat16.
     """
-    task, algorithm = make(find("fedamp"))
+    task, algorithm = made(find("fedamp"))
     train, test = data()
     whole = run(task, algorithm, train, test)
     found = run(task, algorithm, *silos.InProcess(clients(task, algorithm)).connect(seed=SEED, dtype="bfloat16"))
