@@ -244,6 +244,7 @@ def test_far_clients_keep_their_ranking():
     assert int(jnp.argmax(xi[0])) == 1 and np.isfinite(xi).all()
 
 
+@pytest.mark.slow
 def test_the_penalty_reaches_the_weights():
     """FedAMP with lam > 0 ends where Separate does not, and the nearer to the cloud models the larger lam is.
 

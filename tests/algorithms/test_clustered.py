@@ -92,6 +92,7 @@ def test_the_best_division():
         assert worst(set(np.flatnonzero(found).tolist())) == min(map(worst, parts))
 
 
+@pytest.mark.slow
 def test_no_more_clusters_than_k_max():
     """Failed with `<=`: the new cluster's number had no model."""
     for k_max in (1, 2):
@@ -116,6 +117,7 @@ def test_a_client_alone_is_not_divided():
     assert int(state.clusters) == 1 and state.cluster.tolist() == [-1, -1, 0, -1, -1, -1]
 
 
+@pytest.mark.slow
 def test_a_newcomer_takes_no_model_that_is_not_in_use():
     """Its labels are the opposite of the others', so the initial model, in the second place, has a smaller loss.
 

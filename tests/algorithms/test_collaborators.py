@@ -104,7 +104,7 @@ def chosen(models, data, errors):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:Degrees of freedom")
-@pytest.mark.parametrize("errors", [0.0, 2.0])
+@pytest.mark.parametrize("errors", [pytest.param(0.0, marks=pytest.mark.slow), 2.0])
 def test_each_client_chooses_once(errors):
     """The choice is that of the definition. Failed with the smaller of two that are equal, with the least loss, with
     the client's own model in the mixtures, and with a choice in every round."""

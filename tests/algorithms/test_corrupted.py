@@ -187,7 +187,9 @@ def lying(name):
     return corrupted(made(find(name))[1], liar)
 
 
-@pytest.mark.parametrize("name", ["separate", "scaffold", "apfl", "pflego", "fedrep"])
+@pytest.mark.parametrize(
+    "name", ["scaffold", *(pytest.param(n, marks=pytest.mark.slow) for n in ("separate", "apfl", "pflego", "fedrep"))]
+)
 def test_what_is_corrupted_is_what_is_sent(name):
     """It reaches the others of a method that averages, and of none that trains alone.
 

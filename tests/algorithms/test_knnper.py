@@ -93,6 +93,7 @@ def test_without_neighbours_it_is_fedavg():
                 np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_reads_the_memory(tmp_path):
     """`run`, `evaluate`, `predict` and files of models agree. Failed with the global model's accuracies in a run."""
     train, test = federation(), federation(seed=1)

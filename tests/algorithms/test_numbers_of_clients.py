@@ -53,9 +53,7 @@ def after(algorithm, data, **options):
     "name",
     [
         "fedprox",
-        "fedamp",
-        "pflego",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in ("fedprox", "fedamp", "pflego")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n != "fedprox"),
     ],
 )
 def test_each_client_has_its_own_number(name):
@@ -71,7 +69,9 @@ def test_each_client_has_its_own_number(name):
 
 
 @pytest.mark.parametrize("place", ["one device", pytest.param("a mesh", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", RECEIVED)
+@pytest.mark.parametrize(
+    "name", ["fedamp", *(pytest.param(n, marks=pytest.mark.slow) for n in RECEIVED if n != "fedamp")]
+)
 def test_each_row_of_the_weights_has_its_own_number(name, place):
     """Row i is that of number i for all clients. Failed with the columns' numbers in place of the rows'."""
     task, solver, data = (

@@ -805,7 +805,7 @@ def test_fedbabu(part, parts, stats):
     same(ours.stats, [o_statistics.follow(*each) for each in zip(running, w.clients, last)])
 
 
-@pytest.mark.parametrize("stats", ["local", "mix"])
+@pytest.mark.parametrize("stats", ["local", pytest.param("mix", marks=pytest.mark.slow)])
 def test_fedrecon(stats):
     """Failed with heads that survived their round, and with support and query sets that overlapped."""
     w = world((7, 3, 1))
@@ -863,7 +863,7 @@ def test_pflego(weigh_heads, features, stats):
     same(ours.stats, w.statistics(stats, lambda k: in_order(w)))
 
 
-@pytest.mark.parametrize("present", [1, 2])
+@pytest.mark.parametrize("present", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_pflego_is_unbiased(present):
     """Proposition 1: over all choices of one or two of three clients the step is on average that along the gradient of
     Eq. 1, all computed in float64 by hand (tau = 1).

@@ -39,6 +39,7 @@ def test_a_step_is_along_the_gradient_of_the_loss_after_a_step(kind):
         assert (error < 1e-5) == close, (hessian, error)
 
 
+@pytest.mark.slow
 def test_batches_are_drawn_without_replacement():
     """From the client's own examples, all of them where there are fewer than a batch, and others with another key.
 
@@ -62,6 +63,7 @@ def test_numbers_out_of_range_are_refused():
             fedamp_jax.perfedavg(task, solver, **wrong)
 
 
+@pytest.mark.slow
 def test_each_client_has_its_own_alpha():
     """Where it is alone online it trains and adapts as with this rate for all. Failed with the first client's for all,
     in training and in use.

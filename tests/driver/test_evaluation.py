@@ -22,7 +22,9 @@ PLACEMENTS = {
 
 
 @pytest.mark.parametrize("block", [4, pytest.param(256, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "in chunks")) for name in PLACEMENTS]
+)
 def test_accuracies_are_those_counted_by_hand(name, block, monkeypatch):
     """Of every client, also offline ones, in blocks of examples; a class that a client does not have is no answer.
 

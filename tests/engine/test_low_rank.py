@@ -91,7 +91,7 @@ def test_models_without_adapters_or_a_direction():
 
 
 @pytest.mark.parametrize("name", PLACES)
-@pytest.mark.parametrize("method", ["fedamp", "heurfedamp"])
+@pytest.mark.parametrize("method", ["fedamp", pytest.param("heurfedamp", marks=pytest.mark.slow)])
 def test_attention_of_a_round_is_that_of_merged_models(method, name):
     """The second round's weights, wherever clients live, are the softmax over models that `Base.merge` makes.
 
@@ -129,7 +129,7 @@ def test_a_sweep_over_sigma():
     np.testing.assert_array_equal(jax.jit(jax.vmap(low_rank.products(SCALE).sq_dists))(trees)[0], alone)
 
 
-@pytest.mark.parametrize("method", [fedamp_jax.fedamp, fedamp_jax.heurfedamp])
+@pytest.mark.parametrize("method", [fedamp_jax.fedamp, pytest.param(fedamp_jax.heurfedamp, marks=pytest.mark.slow)])
 def test_what_the_weights_are_of(method):
     """Of the factors if one asks for it; without adapters, both are those of the parameters. Failed when `of` was not
     read, and for a head alone, which has a base and no scale.

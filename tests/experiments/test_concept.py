@@ -49,6 +49,7 @@ TINY = dataclasses.replace(
 """The experiment with four small clients."""
 
 
+@pytest.mark.slow
 def test_a_tiny_run(tmp_path, monkeypatch):
     """Two strengths, with equal weights in FedAMP's first round. Failed with the self weight of a group."""
     words = ("--strength", 0, 1, "--methods", "FedAvg", "FedAMP", "--rounds", 1, "--epochs", 1)

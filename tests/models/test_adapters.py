@@ -214,6 +214,7 @@ def test_gradients_of_adapters_are_plain_products():
     assert all(len(eqn.params["dimension_numbers"][0][0]) == 1 for eqn in of_adapters)
 
 
+@pytest.mark.slow
 def test_placements_agree():
     """Two rounds of FedAMP. Failed with devices that read the examples of other devices' clients."""
     whole = fedamp_jax.models.mlp(CLASSES, hidden=(300, 1000), shape=(FEATURES,))

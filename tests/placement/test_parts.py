@@ -25,6 +25,9 @@ PLACES = {
     "the host, four at a time": lambda: InHostMemory(device=jax.devices()[1], chunk=4),
 }
 
+FIRST = ("all side by side", "a mesh, all side by side", "the host, four at a time")
+"""Where `pytest` alone runs what all are for."""
+
 
 def test_parts():
     """Of the large ones, only as many side by side as all examples would make. Failed with as many as small ones."""
@@ -61,7 +64,10 @@ def test_every_client_with_work_is_run(place):
     np.testing.assert_array_equal(np.asarray(run(work, data, out))[:M], wanted)
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(place, id=name, marks=[] if name in FIRST else [pytest.mark.slow]) for name, place in PLACES.items()],
+)
 def test_the_same_as_one_program(place):
     """A round of FedAMP. Failed with large clients in the small ones' program, which saw their first examples alone."""
     _, algorithm = make(find("fedamp"))

@@ -122,6 +122,7 @@ def test_large_arrays_of_a_task_are_arguments(name, monkeypatch):
     assert texts[0] < 400_000 < weights.nbytes < texts[1]
 
 
+@pytest.mark.slow
 def test_large_arrays_are_placed_once():
     """One copy on each mesh for the programs of two methods, freed with them; the same method may run on two meshes.
 

@@ -385,6 +385,7 @@ def test_newcomers_without_test_data_are_left_out():
     assert dict(zip(cells.head, cells.rows[0]))["new clients (%)"] == "10.00"
 
 
+@pytest.mark.slow
 def test_runs_of_a_program(tmp_path):
     """Figures, page and files of `Run`s, with groups and weights. Failed with accuracies of 0 to 1, and without xi."""
     train, test, groups = fedamp_jax.data.federation("digits")
