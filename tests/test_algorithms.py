@@ -141,18 +141,20 @@ def test_chunks_do_not_matter(entry):
 
 
 def test_a_program_of_their_own_for_small_clients_changes_nothing(entry):
-    """Seven of one to four examples beside one of sixty, as one program for all and as two; a client at a time.
+    """Seven of one to four examples beside one of sixty: as one program for all, as two a client at a time, and as two
+    side by side.
 
-    Failed with a copy of the examples that begins a row too late, and for the client whose copy would end behind the
-    last row.
+    Failed with a copy of the examples that begins a row too late, for the client whose copy would end behind the last
+    row, and with the large client among those side by side.
     """
     _, algorithm = made(entry)
     two = registry.federation(sizes=(3, 2, 60, 1, 4, 2, 4, 3))
     assert [part.reach for part in parts(two, M, 1)] == [60, 4]
     one = two._replace(typical=Static(0))
-    (a, first), (b, second) = (run_rounds(algorithm, data) for data in (one, two))
-    close(*(models(algorithm, state, data)[:8] for state, data in ((a, one), (b, two))))
-    close(first[-1].loss, second[-1].loss)
+    (a, first), *others = (run_rounds(algorithm, data) for data in (one, two, Placement(chunk=M).place(two)))
+    for b, second in others:
+        close(*(models(algorithm, state, data)[:8] for state, data in ((a, one), (b, two))))
+        close(first[-1].loss, second[-1].loss)
 
 
 def test_no_other_examples_are_read(entry):

@@ -2,7 +2,7 @@
 
     python experiments/studies/fair_table.py run --out fair.jsonl      # the bundled digits; goes on if it was stopped
     python experiments/studies/fair_table.py run --dataset mnist --data-dir DIR --share 0.1 --pool 2 --out fair.jsonl
-    python experiments/studies/fair_table.py report fair.jsonl --figure fair.png    # the table, and the ranks
+    python experiments/studies/fair_table.py report fair*.jsonl --figure fair.png    # the table, and the ranks
 
 In each setting (practical, pathological, Dirichlet with 0.1, and groups that disagree about labels or turn images) the
 eight settings of a method are trained on four fifths of the clients' training examples of seed 0, and compared by their
@@ -282,7 +282,7 @@ def figure(cells: Sequence[dict[str, Any]]) -> Figure:
 
 def report(options: argparse.Namespace) -> None:
     """Print the table, and write the figure."""
-    cells = list(read(options.file))
+    cells = [cell for file in options.files for cell in read(file)]
     say(table(cells))
     if options.figure:
         figure(cells).savefig(local_path(options.figure, "--figure"), dpi=150)
@@ -305,7 +305,7 @@ def main(words: Sequence[str] | None = None) -> None:
     one.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     one.add_argument("--out", required=True)
     two = commands.add_parser("report", help="the table of what is there, and the figure")
-    two.add_argument("file")
+    two.add_argument("files", nargs="+")
     two.add_argument("--figure")
     options = parser.parse_args(words)
     {"run": run, "report": report}[options.command](options)
