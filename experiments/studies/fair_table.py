@@ -274,7 +274,7 @@ def figure(cells: Sequence[dict[str, Any]]) -> Figure:
     panel = made.add_subplot()
     panel.errorbar(ranks[order], np.arange(len(methods)), xerr=half, fmt="o", color="#0b5fa5", elinewidth=1)
     panel.set_yticks(np.arange(len(methods)), [methods[i] for i in order])
-    panel.set_xlabel(f"mean rank over {len(blocks)} settings; intervals that do not overlap differ (Nemenyi, 5 %)")
+    panel.set_xlabel(f"mean rank over {len(blocks)} settings\n(intervals that do not overlap differ: Nemenyi, 5 %)")
     panel.grid(axis="x", alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
     return made

@@ -97,7 +97,7 @@ def to_list(column: Any, what: str) -> list[Any]:
 def is_missing(value: Any) -> bool:
     """Whether one value of a column is missing: None, NaN, NaT, pandas' NA, or masked.
 
-    >>> [is_missing(value) for value in (None, float("nan"), np.datetime64("NaT"), 0, "", (1, None))]
+    >>> [is_missing(value) for value in (None, float("nan"), np.datetime64("NaT", "s"), 0, "", (1, None))]
     [True, True, True, False, False, False]
     """
     if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):

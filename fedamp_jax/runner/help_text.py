@@ -44,7 +44,7 @@ def text_of(name: str, about: str, kind: Any) -> str:
 
 def _written(kind: Any) -> Any:
     """The class in a file, whose docstring and fields a class made from it has."""
-    return next(cls for cls in inspect.getmro(kind) if cls.__module__ != "types")
+    return next(cls for cls in inspect.getmro(kind) if getattr(inspect.getmodule(cls), cls.__name__, None) is cls)
 
 
 @functools.cache
