@@ -4,13 +4,15 @@ python benchmarks/unequal_clients.py
 python benchmarks/unequal_clients.py --before ../an-earlier-checkout --out unequal.json
 python benchmarks/unequal_clients.py --topology v5e:1x1 --hidden 200
 
-Each row is a process of its own, with the package of this checkout and of the one that `--before` names. `data / raw`:
-bytes of `Data` beside those of the examples. `round / raw`: what the compiler plans for a round, its arguments and all
-between, beside the raw examples, the models and as much again for the new ones. With `--topology`, all clients of a
-TPU's round that is compiled here and run nowhere: seconds by its compiler's estimate, and its memory. `seconds`: the
-median round of FedAvg, of a linear model for 10 epochs in batches of 20 (images: one epoch in batches of 100). `/
-parts`: over the sum of the rounds of the parts of the federation that are named in its row, each alone. `evaluate (s)`:
-all clients' accuracies.
+Each row is a process of its own, with the package of this checkout and of the one that `--before` names.
+
+`data / raw`: bytes of `Data` beside those of the examples. `round / raw`: what the compiler plans for a round, its
+arguments and all between, beside the raw examples, the models and as much again for the new ones. `seconds`: the median
+round of FedAvg, by default of a linear model, for 10 epochs in batches of 20 (images: one epoch in batches of 100).
+`/ parts`: over the sum of the rounds of the parts of the federation that are named in its row, each alone.
+`evaluate (s)`: all clients' accuracies.
+
+With `--topology` a round is compiled for a TPU, and run nowhere: seconds are its compiler's estimate.
 """
 
 import dataclasses
