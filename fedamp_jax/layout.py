@@ -23,7 +23,12 @@ def with_examples(own: D, examples: tuple[Any, Any]) -> D:
     return own._replace(x=examples[0], y=examples[1])
 
 
-def lengths(size: np.ndarray) -> dict[str, int]:
+@jax.tree_util.register_static
+class Static(int):
+    """An integer that is part of a tree's structure: a compiled program depends on its value."""
+
+
+def lengths(size: np.ndarray) -> dict[str, Static]:
     """The static fields of `Data` that follow from the clients' sizes `[M]`.
 
     >>> lengths(np.array([20, 20, 35, 5000]))
@@ -33,7 +38,8 @@ def lengths(size: np.ndarray) -> dict[str, int]:
     """
     some = size[size > 0]
     typical = int(some[some <= 2 * np.median(some)].max()) if len(some) else 0
-    return {"longest": int(size.max(initial=1)), "typical": typical, "larger": int(np.sum(size > typical))}
+    found = {"longest": size.max(initial=1), "typical": typical, "larger": np.sum(size > typical)}
+    return {name: Static(value) for name, value in found.items()}
 
 
 class Part(NamedTuple):
@@ -78,7 +84,7 @@ def within(client: D, reach: int, copied: bool) -> D:
         reach: of one of `parts`.
         copied: whether x and y become those of the client alone. Not if its examples are a part of more.
     """
-    client = client._replace(longest=type(client.longest)(reach))
+    client = client._replace(longest=Static(reach))
     if not copied or client.views or len(client.y) <= reach:
         return client
     first = jnp.minimum(client.start, len(client.y) - reach)
@@ -135,5 +141,4 @@ def contiguous(data: D) -> D:
         return data
     at = positions(data)
     x, y = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[at]), (data.x, data.y))
-    known = {name: type(data.longest)(value) for name, value in lengths(size).items()}
-    return data._replace(x=x, y=y, start=jnp.asarray(start), views=(), **known)
+    return data._replace(x=x, y=y, start=jnp.asarray(start), views=(), **lengths(size))

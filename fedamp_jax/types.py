@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedamp_jax.layout import positions
+from fedamp_jax.layout import Static, positions
 from fedamp_jax.placement.placement import Placement
 
 Array = jax.Array
@@ -152,11 +152,6 @@ class Task(NamedTuple):
     metrics: tuple[Metric, ...] = (ACCURACY,)
     base: Base | None = None
     predict_features: Callable[[Variables, Any], Array] | None = None
-
-
-@jax.tree_util.register_static
-class Static(int):
-    """An integer that is part of a tree's structure: a compiled program depends on its value."""
 
 
 class View(NamedTuple):

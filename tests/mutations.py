@@ -72,7 +72,7 @@ MUTATIONS = [
     Mutation("small-clients-from-the-first-row", "fedamp_jax/placement/placement.py", "place = begin + c * width", "place = c * width", "tests/placement/test_parts.py -k with_work"),
     Mutation("large-client-in-the-small-piece", "fedamp_jax/placement/visits.py", "number = size[order] <= typical if len(several) > 1 else", "number = np.ones(len(order), int) if len(several) > 1 else", "tests/placement/test_parts.py -k one_program"),
     Mutation("as-many-large-clients-as-small-ones", "fedamp_jax/layout.py", "max(1, min(chunk, larger, len(data.y) // longest))", "min(chunk, clients)", "tests/placement/test_parts.py"),
-    Mutation("typical-size-of-the-whole", "fedamp_jax/data/select.py", "**known)\n\n    return part(held", "longest=known[\"longest\"])\n\n    return part(held", "tests/data/test_select_and_stack.py -k typical"),
+    Mutation("typical-size-of-the-whole", "fedamp_jax/data/select.py", "**lengths(size))\n\n    return part(held", "longest=lengths(size)[\"longest\"])\n\n    return part(held", "tests/data/test_select_and_stack.py -k typical"),
     Mutation("prediction-of-padding", "fedamp_jax/driver/evaluation.py", "jnp.where(rows < client.size, rows, n)", "rows", "tests/driver/test_evaluation.py -k does_not_have"),
     Mutation("host-chunk-starts", "fedamp_jax/placement/visits.py", "np.resize(begin, part.width).astype(np.int32)", "np.zeros(part.width, np.int32)", "tests/placement/test_host_memory.py"),
     Mutation("padding-not-masked", "fedamp_jax/engine/minibatches.py", "real = rows < client.size", "real = rows < client.longest",

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedamp_jax.layout import contiguous, lengths
 from fedamp_jax.placement.placement import Placement
-from fedamp_jax.types import Data, Static, View
+from fedamp_jax.types import Data, View
 
 
 def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
@@ -43,8 +43,7 @@ def hold_out(data: Data, share: float, *, seed: int) -> tuple[Data, Data]:
 
     def part(first: np.ndarray, size: np.ndarray) -> Data:
         view = View(jnp.asarray(seeds), jnp.asarray(first, jnp.int32), data.size)
-        known = {name: Static(value) for name, value in lengths(size).items()}
-        return data._replace(size=jnp.asarray(size, jnp.int32), views=(*data.views, view), **known)
+        return data._replace(size=jnp.asarray(size, jnp.int32), views=(*data.views, view), **lengths(size))
 
     return part(held, sizes - held), part(np.zeros_like(held), held)
 
@@ -80,6 +79,6 @@ def concatenate(first: Data, second: Data) -> Data:
     ids = np.asarray(first.id)
     second = contiguous(second)._replace(id=jnp.arange(second.clients, dtype=jnp.int32) + jnp.int32(ids.max() + 1))
     second = second._replace(start=second.start + jnp.int32(len(first.y)))
-    known = {name: Static(value) for name, value in lengths(np.concatenate([first.size, second.size])).items()}
+    known = lengths(np.concatenate([first.size, second.size]))
     first, second = (d._replace(**known, placement=Placement()) for d in (first, second))
     return jax.tree.map(lambda a, b: jnp.asarray(np.concatenate([a, b])), first, second)

@@ -19,7 +19,7 @@ from fedamp_jax.data.checks import (
     is_tree,
 )
 from fedamp_jax.layout import lengths
-from fedamp_jax.types import Array, Data, Static
+from fedamp_jax.types import Array, Data
 
 Name = Callable[[int], str]
 Classes = int | Sequence[int] | np.ndarray | Array | None
@@ -94,7 +94,7 @@ def pack(
     x = jax.tree.unflatten(like.tree, [jnp.asarray(a) for a in x_all])
     numbers = (y_all, ends - size, size, classes, ids)
     y, start, sizes, classes, ids = (jnp.asarray(a, a.dtype if a is y_all else np.int32) for a in numbers)
-    known = {name: Static(value) for name, value in lengths(size).items()}
+    known = lengths(size)
     return Data(x, y, start, sizes, classes, ids, jnp.asarray(size > 0), known.pop("longest"))._replace(**known)
 
 

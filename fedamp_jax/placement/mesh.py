@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedamp_jax.checks import check_integer, check_type
-from fedamp_jax.layout import D, positions, without_examples
+from fedamp_jax.layout import D, Static, positions, without_examples
 from fedamp_jax.placement.placement import ByParameters, Placement, in_chunks, one_client
 from fedamp_jax.programs.jitted import Jitted
 
@@ -181,9 +181,9 @@ class OnMesh(Placement):
         size[: len(held)] = np.asarray(mine.size)
         ends = np.concatenate([[0], np.cumsum(size.reshape(len(local), each).sum(axis=1))])
         names = ("longest", "typical", "larger")
-        most = [np.diff(ends).max(initial=1), *(getattr(mine, name) for name in names)]
+        most = [np.diff(ends).max(initial=1), mine.longest, mine.typical, mine.larger]
         examples, *bounds = (int(found) for found in _largest_of_processes(np.array(most, np.int32)))
-        known = {name: type(mine.longest)(bound) for name, bound in zip(names, bounds)}
+        known = {name: Static(bound) for name, bound in zip(names, bounds)}
         at, (own, (x, y)) = positions(mine), without_examples(mine)
         start = np.concatenate([np.cumsum(row) - row for row in size.reshape(-1, each)])
         start += np.repeat([device * examples for device in number], each)
