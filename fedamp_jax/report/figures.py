@@ -28,6 +28,7 @@ _PANELS = {  # Title and label of the value axis.
     "ari": ("Groups found from the weights", "adjusted Rand index"),
 }
 _UNFILLED = "1234+x|_"  # markers that are all edge
+_IN_PANEL = 12  # so many lines at most can be followed in one panel
 
 
 class Curve(NamedTuple):
@@ -40,6 +41,8 @@ class Curve(NamedTuple):
 def convergence(results: RunResults) -> Figure:
     """Mean test accuracy after each round, with a line per method (Fig. 4 of the FedAMP paper).
 
+    More methods than can be told apart in one panel have a panel each, in which the others' lines are grey. The value
+    axis then starts where most methods are after a fifth of the rounds; what lies below is not shown.
     Uses each method's `rounds` (`[R]`) and `mean_accuracy` (`[R]`, percent).
 
     >>> run = {"rounds": [1, 2], "mean_accuracy": [50.0, 60.0]}
@@ -47,13 +50,46 @@ def convergence(results: RunResults) -> Figure:
     >>> figure.axes[0].get_xlabel()
     'communication round'
     """
-    figure, (axes,) = _figure(9.0, 4.8, 1, 1)
-    for name, method in results["methods"].items():
-        _line(axes, name, method["rounds"], method["mean_accuracy"], results["methods"])
-    axes.set(xlabel="communication round", ylabel=_accuracy(results))
-    axes.locator_params(axis="x", integer=True)
-    _legend(figure)
+    methods = results["methods"]
+    if len(methods) > _IN_PANEL:
+        figure = _a_panel_each({name: Curve(run["rounds"], run["mean_accuracy"]) for name, run in methods.items()})
+        figure.supxlabel("communication round")
+        figure.supylabel(_accuracy(results))
+    else:
+        figure, (axes,) = _figure(9.0, 4.8, 1, 1)
+        for name, method in methods.items():
+            _line(axes, name, method["rounds"], method["mean_accuracy"], methods)
+        axes.set(xlabel="communication round", ylabel=_accuracy(results))
+        axes.locator_params(axis="x", integer=True)
+        _legend(figure)
     figure.suptitle(f"Convergence: {_text(results)}")
+    return figure
+
+
+def _a_panel_each(curves: Mapping[str, Curve]) -> Figure:
+    """A panel per line, on common axes: the line over all the others', and its last value."""
+    rows = -(-len(curves) // 4)
+    figure, axes = _figure(11.0, 0.9 + 1.75 * rows, rows, 4)
+    looks, every = styles.styles(curves), [_numbers(curve.y) for curve in curves.values()]
+    late = np.concatenate([y[len(y) // 5 :] for y in every])
+    late = late[np.isfinite(late)]
+    # All in one line, interrupted where there is no number; of some 30 points each, as every panel draws them.
+    thin = [slice(None, None, max(1, len(y) // 30)) for y in every]
+    x_of_all = np.concatenate([[*curve.x[some], np.nan] for curve, some in zip(curves.values(), thin, strict=True)])
+    y_of_all = np.concatenate([[*y[some], np.nan] for y, some in zip(every, thin, strict=True)])
+    for panel, (name, curve), y in zip(axes, curves.items(), every, strict=False):
+        panel.plot(x_of_all, y_of_all, color="0.85", linewidth=0.8)
+        panel.plot(curve.x, y, color=looks[name].colour, linewidth=2.2)
+        known = y[np.isfinite(y)]
+        panel.set_title(f"{_text(name)}  {known[-1]:.1f}" if known.size else _text(name), fontsize=10.5)
+        panel.locator_params(axis="x", integer=True)
+        if late.size:
+            low, high = np.percentile(late, 2), late.max()
+            panel.set_ylim(low - 0.1 * (high - low) - 0.5, high + 0.1 * (high - low) + 0.5)
+    for place, panel in enumerate(axes):
+        panel.tick_params(labelleft=place % 4 == 0, labelbottom=place + 4 >= len(curves))
+        if place >= len(curves):
+            panel.remove()
     return figure
 
 
@@ -261,18 +297,10 @@ def _weights(axes: Axes, name: str, xi: np.ndarray, groups: list[Any] | None) ->
     axes.grid(visible=False)
 
 
-_IN_COLUMN = 18
-"""Entries of a legend at the right side of a panel, one below the other."""
-
-
 def _legend(figure: Figure, below: bool = False) -> None:
-    """One legend for all panels; at their right side in as many columns as are not higher than a panel."""
+    """One legend for all panels, at their right side or below them."""
     entries = {str(line.get_label()): line for panel in figure.axes for line in panel.get_lines()}
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 4}
-    if not below:
-        columns = -(-len(entries) // _IN_COLUMN)
-        figure.set_figwidth(figure.get_figwidth() + 1.7 * (columns - 1))
-        place = {"loc": "outside right center", "ncols": columns}
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 4} if below else {"loc": "outside right center"}
     figure.legend(list(entries.values()), list(entries), frameon=False, handlelength=3.2, **place)
 
 

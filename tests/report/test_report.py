@@ -276,14 +276,41 @@ def test_what_is_sent_is_on_the_page(results):
     assert re.search(r"FedAMP</t[dh]>\s*<td[^>]*>2</td>\s*<td[^>]*>1.50</td>\s*<td[^>]*>0.50</td>", page)
 
 
-def test_all_methods_fit_beside_the_curves(results):
-    """The legend lies within the figure, and leaves room for the curves. Failed with 23 methods in one column."""
-    results["methods"] = {name: method(80.0) for name in METHODS}
+def test_the_legend_fits_beside_the_curves(results):
+    """It lies within the figure, and leaves room for the curves. Failed with 23 methods in one column."""
+    results["methods"] = {name: method(80.0) for name in list(METHODS)[: figures._IN_PANEL]}
     figure = figures.convergence(results)
     figure.draw_without_rendering()
     box = figure.legends[0].get_window_extent()
     assert box.y0 >= 0 and box.y1 <= figure.bbox.height and box.x1 <= figure.bbox.width
     assert figure.axes[0].bbox.width > 0.6 * figure.bbox.width
+
+
+def test_many_methods_have_a_panel_each(results):
+    """In which the method's own line is the only coloured one, on axes that are the same for all.
+
+    The last value stands in the title. Failed with all lines in one panel, with axes from the lowest value on, and with
+    rounds below the panels of the last row alone, which is not full.
+    """
+    names, rounds = list(METHODS)[:27], list(range(1, 11))
+    results["methods"] = {
+        name: method(70.0, rounds=3) | {"rounds": rounds, "mean_accuracy": [10.0, *([70.0 + i] * 8), 80.0 + i]}
+        for i, name in enumerate(names)
+    }
+    results["methods"]["FedAMP"]["mean_accuracy"][-1] = None
+    figure = figures.convergence(results)
+    figure.draw_without_rendering()
+    assert len(figure.axes) == len(names) and len({panel.get_ylim() for panel in figure.axes}) == 1
+    for i, (name, panel) in enumerate(zip(names, figure.axes, strict=True)):
+        assert panel.get_title() == f"{name}  {70.0 + i if name == 'FedAMP' else 80.0 + i:.1f}"
+        others, own = panel.get_lines()
+        assert others.get_color() == "0.85" and np.isfinite(others.get_ydata()).sum() == len(names) * 10 - 1
+        assert own.get_color() == styles.styles(names)[name].colour
+        assert own.get_xdata().tolist() == rounds and own.get_ydata()[1] == 70.0 + i
+    low, high = figure.axes[0].get_ylim()
+    assert 60.0 < low < 70.0 and 106.0 < high < 120.0
+    below = [i for i, panel in enumerate(figure.axes) if panel.xaxis.get_tick_params()["labelbottom"]]
+    assert below == [23, 24, 25, 26]
 
 
 def test_labels_do_not_cover_each_other():
