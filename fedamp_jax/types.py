@@ -238,7 +238,7 @@ class Data(NamedTuple):
         ((70, 8, 8), (70,))
         """
         rows = positions(self.select([i]))
-        return jax.tree.map(lambda a: a[rows], (self.x, self.y))
+        return jax.tree.map(lambda a: jnp.take(a, rows, axis=0), (self.x, self.y))
 
     def _of(self, rows: Any) -> "Data":
         own = self._replace(x=None, y=None)
