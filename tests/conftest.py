@@ -1,5 +1,6 @@
 """Strict everywhere: no silent promotion of dtypes or ranks, warnings are errors, eight CPU devices."""
 
+import gc
 import os
 import signal
 from importlib.metadata import version
@@ -22,6 +23,9 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS])
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # nor does a test read or write the user's compiled programs
+
+# Tracing makes objects by the million, of which few are garbage; a process of 2 GB takes a second to look for it.
+gc.set_threshold(50_000, 20, 20)
 
 import jax
 import pytest
@@ -57,11 +61,18 @@ def _drop_programs():
 def pytest_collection_modifyitems(items):
     """Tests of one file run on one worker, unless they say otherwise: they share what they have compiled.
 
-    Of the tests that run over all methods, some are left to `pytest -m slow`.
+    Of the tests that run over all methods, some are left to `pytest -m slow`; of a test that is marked as having slow
+    variants, all but the first one.
     """
     from tests import registry
 
+    seen = set()
     for item in list(items):
+        name = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("slow_variants") and not item.get_closest_marker("slow"):
+            if name in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(name)
         entry = getattr(getattr(item, "callspec", None), "params", {}).get("entry")
         if isinstance(entry, registry.Entry) and not registry.is_run(entry, item.originalname):
             items.remove(item)

@@ -87,6 +87,7 @@ def rows(data: Data, i: int) -> slice:
     return slice(start, start + size)
 
 
+@jax.jit
 def batch_of(client: Data) -> fedamp_jax.Batch:
     """All of ONE client's examples as one batch, filled up to the length of the longest client."""
     rows = jnp.arange(client.longest, dtype=jnp.int32)
@@ -235,8 +236,9 @@ _COMPILES_AGAIN = {
     "test_silos_equal_the_simulation",
     "test_every_method_trains_adapters", "test_a_program_of_their_own_for_small_clients_changes_nothing",
 }  # fmt: skip
-
-
+_DEAR = {
+    "test_absent_clients_keep_everything", "test_clients_may_be_permuted", "test_a_diverged_client_harms_nobody",
+}  # fmt: skip
 _PLACED_FORMS = {"fedamp, mcp, stale", "fedamp, auto"}
 
 
@@ -252,10 +254,10 @@ def is_run(entry: Entry, test: str) -> bool:
 def is_slow(entry: Entry, test: str) -> bool:
     """Whether a test of an entry is left to `pytest -m slow`.
 
-    Those of a method's further forms are; and of the tests that compile a round once more, those of methods that are
-    made of the same parts as another one.
+    Those of a method's further forms are; and of the tests that take longest, those of methods that are made of the
+    same parts as another one.
     """
-    return entry.name not in _FIRST or (test in _COMPILES_AGAIN and entry.name not in _REPRESENTATIVE)
+    return entry.name not in _FIRST or (test in _COMPILES_AGAIN | _DEAR and entry.name not in _REPRESENTATIVE)
 
 
 def make(entry: Entry, **solver) -> tuple[Task, Algorithm]:

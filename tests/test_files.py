@@ -35,6 +35,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)
+@pytest.mark.slow_variants
 def test_names_that_a_file_system_allows(name, tmp_path):
     """A run goes on from its checkpoint, models and curves are read again, and nothing is written elsewhere.
 

@@ -66,6 +66,7 @@ def sent_by_bad(number):
 
 
 @pytest.mark.parametrize("fault", [not_a_number, infinite])
+@pytest.mark.slow_variants
 def test_an_update_that_is_not_finite_is_as_good_as_none(entry, fault):
     """It is named, and the rest end where they end while that client is offline.
 
@@ -178,7 +179,9 @@ def test_without_the_client_is_as_without_its_row():
 
 
 def liar(key, client, trained):
-    noise = lambda a: 100 * jax.random.normal(key, a.shape, a.dtype)  # noqa: E731
+    def noise(a):
+        return 100 * jax.random.normal(key, a.shape, a.dtype)
+
     return jax.tree.map(lambda a: jnp.where(client.id == BAD, noise(a), a), trained)
 
 
@@ -229,7 +232,10 @@ def test_fine_tuning_is_not_corrupted():
 
     assert (tuned() > 1e-3).all()
     assert (tuned(optimizer=lambda k: optax.sgd(jnp.where(k == 0, 0.1, 0.0))) == 0).all()
-    poison = lambda key, client, sent: jax.tree.map(lambda a: a + 1e3, sent)  # noqa: E731
+
+    def poison(key, client, sent):
+        return jax.tree.map(lambda a: a + 1e3, sent)
+
     np.testing.assert_array_equal(tuned(poison), tuned())
 
 
@@ -354,7 +360,10 @@ def test_a_client_without_examples_counts_for_nothing(entry):
     clients = federation()
     empty = clients._replace(size=clients.size.at[BAD].set(0))
     absent = empty._replace(online=clients.online.at[BAD].set(False))
-    copied = lambda: algorithm.init(KEY, empty)  # noqa: E731
+
+    def copied():
+        return algorithm.init(KEY, empty)
+
     (a, info), (b, _) = (fedamp_jax.round(algorithm, copied(), c, KEY) for c in (empty, absent))
     chex.assert_trees_all_equal(a, b)
     assert info.epochs[BAD] == 0 and not info.rejected.any()

@@ -439,7 +439,10 @@ def test_pfedme(stats):
         expected = w.round(o_pfedme.round, expected, k, optimizer=O_SGD, **hyper)
     same(personal(algorithm, state, w.data).params, expected["thetas"])
     same_one(state.params, expected["global"])
-    repeated = lambda k: [[rows for rows in client for _ in range(3)] for client in w.steps(k)]  # noqa: E731
+
+    def repeated(k):
+        return [[rows for rows in client for _ in range(3)] for client in w.steps(k)]
+
     same(state.personal.stats, w.statistics(stats, repeated))
 
 
@@ -647,6 +650,7 @@ KNNPER = {"chosen": {"lam": None}, "one": {"lam": 0.6}, "of each": {"lam": np.ar
 
 
 @pytest.mark.parametrize("case", KNNPER)
+@pytest.mark.slow_variants
 def test_knnper(case):
     """Failed with training on the validation examples where lam is chosen, with these alone as neighbours, with those
     of training alone in the end, with the distance in place of its square, and with the softmax over all classes.
@@ -778,7 +782,10 @@ def test_fedrep(stats):
     w = world()
     algorithm = fedamp_jax.fedrep(TASK, solver(), head_solver=solver(optimizer=SGD, epochs=3), stats=stats)
     state, _ = play(algorithm, w)
-    phases = lambda k: list(zip(w.batches(w.key(k), phase=0, epochs=3), w.batches(w.key(k), phase=1)))  # noqa: E731
+
+    def phases(k):
+        return list(zip(w.batches(w.key(k), phase=0, epochs=3), w.batches(w.key(k), phase=1)))
+
     expected = body_and_heads()
     for k in range(ROUNDS):
         expected = w.round(o_partial.fedrep, expected, k, phases(k), optimizer=O_SGD, body_optimizer=O_ADAM)

@@ -102,6 +102,7 @@ def test_all_three_are_choices_of_one():
 
 
 @pytest.mark.parametrize("method", ["fedbn", "lg_fedavg"])
+@pytest.mark.slow_variants
 def test_who_has_not_trained_gets_nothing_of_the_others_own(method):
     """Neither parameters nor statistics, and newcomers neither. Failed with the others' average."""
     key, everybody = jax.random.key(1), federation()  # of `run_rounds`

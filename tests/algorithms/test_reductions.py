@@ -78,6 +78,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.slow_variants
 def test_two_names_for_one_method(name):
     """Failed with a penalty that did not vanish with its weight, and with alpha and 1 - alpha turned."""
     a, b = PAIRS[name]

@@ -101,6 +101,7 @@ def test_placements_agree(name, place):
 
 
 @pytest.mark.parametrize("name", [*SOME, "fedamp", "ditto"])
+@pytest.mark.slow_variants
 def test_newcomers_statistics(name):
     """Those of the model that they start with: of the global one; or the mean of those that have trained.
 

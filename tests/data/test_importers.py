@@ -94,6 +94,7 @@ def as_given(wanted, x):
 
 
 @pytest.mark.parametrize("config", [True, False], ids=["config", "no config"])
+@pytest.mark.slow_variants
 def test_pfllib_sample_for_sample(config, tmp_path):
     """Failed in the order of the files' names, and with the channels where they were."""
     folder = write_pfllib(tmp_path)

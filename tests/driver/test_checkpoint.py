@@ -72,6 +72,7 @@ def saved(tmp_path_factory):
         ({"data": {"sizes": (7, 3, 10, 1, 5, 10)}}, "'6 clients, 36 examples, digest .*' now"),
     ],
 )
+@pytest.mark.slow_variants
 def test_another_run_is_refused(change, message, saved):
     """It says what differs. Failed for `seed` and the data when the caller's fingerprint was all that was compared."""
     change = {**change, "data": federation(**change["data"])} if "data" in change else change

@@ -33,6 +33,7 @@ def compiled_in(caplog, fn):
 
 
 @pytest.mark.parametrize("place", PLACEMENTS.values(), ids=PLACEMENTS.keys())
+@pytest.mark.slow_variants
 def test_a_run_finds_its_programs(place, caplog):
     """Round and evaluation. Failed with a state whose shapes did not say where it lies."""
     task, algorithm = separate()

@@ -25,6 +25,7 @@ PLACEMENTS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "in chunks")) for name in PLACEMENTS]
 )
+@pytest.mark.slow_variants
 def test_accuracies_are_those_counted_by_hand(name, block, monkeypatch):
     """Of every client, also offline ones, in blocks of examples; a class that a client does not have is no answer.
 
@@ -118,6 +119,7 @@ def test_outputs_that_are_no_logits_of_classes_stay():
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "pflego, server Adam", "fedfomo"])
+@pytest.mark.slow_variants
 def test_runs_under_debug_nans(name):
     """Clients without test data are NaN, which is no error; one has no training data either.
 

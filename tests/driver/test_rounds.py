@@ -95,6 +95,7 @@ def test_clients_in_host_memory_are_no_part_of_a_compiled_program():
 
 
 @pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.slow_variants
 def test_scanned_rounds_are_those_of_a_run(devices):
     """State, losses, weights and accuracies, with clients that stay away. Failed with other keys than `run` has."""
     task, algorithm = made(find("fedamp"), epochs=(1, 3))
@@ -200,7 +201,10 @@ def test_negative_weights_of_other_methods_are_their_own_business():
         algorithm = moody(error=False, xi=xi)
         _, info = fedamp_jax.round(algorithm, algorithm.init(KEY, data), data, KEY)
         np.testing.assert_array_equal(info.xi, xi)
-    own = lambda models, edges, k, data: -jnp.eye(8)  # noqa: E731
+
+    def own(models, edges, k, data):
+        return -jnp.eye(8)
+
     attentive = fedamp_jax.attentive(tiny_task(), Solver(optax.sgd(0.1), epochs=1), own)
     _, info = fedamp_jax.round(attentive, attentive.init(KEY, data), data, KEY)
     assert info.error is None and info.epochs.tolist() == [1] * 8

@@ -116,6 +116,7 @@ def test_parts_of_clients_train_as_if_they_were_all_of_them():
 
 @placement
 @pytest.mark.parametrize("share", [None, 0.5])
+@pytest.mark.slow_variants
 def test_cross_losses_equal_a_double_loop(name, share):
     """`losses[i, j]` is client i's loss under client j's model, on all data or on a part of them.
 
@@ -144,7 +145,10 @@ def test_spread_arrays_without_a_placement_are_refused(arrays):
     """XLA would gather all models on every device without a word. Failed without `refuse_spread`."""
     data, solver = federation(), Solver(optax.sgd(0.1))
     plain, spread = (p.place(data).size for p in (Placement(), OnMesh(mesh=client_mesh(8))))
-    step = lambda key, client, epochs, mine, *rest: (mine, jnp.float32(0))  # noqa: E731
+
+    def step(key, client, epochs, mine, *rest):
+        return (mine, jnp.float32(0))
+
     calls = {
         "keep": lambda: for_each_client(solver, data, step, spread, key=KEY),
         "arguments": lambda: for_each_client(solver, data, step, plain, spread, key=KEY),
@@ -268,9 +272,10 @@ def test_parameters_other_than_float32_are_refused(method, dtype):
     """
     task, data = tiny_task(), federation()
     algorithm = METHODS[method](task, Solver(optax.sgd(0.1), epochs=1))
-    cast = lambda tree: jax.tree.map(  # noqa: E731
-        lambda a: a.astype(WRONG[dtype]) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
-    )
+
+    def cast(tree):
+        return jax.tree.map(lambda a: a.astype(WRONG[dtype]) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
+
     half = task._replace(init=lambda key: cast(task.init(key)))
     message = rf"parameters must be float32, got {dtype} in .*(body|head)/.*compute_dtype"
     state = algorithm.init(KEY, data)

@@ -49,6 +49,7 @@ def formed(tree, scale=SCALE):
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4])
+@pytest.mark.slow_variants
 def test_distances_and_cosines_are_those_of_formed_products(spread):
     """Also of clients that nearly coincide, where float32 Gram matrices have lost all. Failed in float32, with the Gram
     matrix of rows of A for that of columns, and without the square of the scale.
@@ -92,6 +93,7 @@ def test_models_without_adapters_or_a_direction():
 
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("method", ["fedamp", pytest.param("heurfedamp", marks=pytest.mark.slow)])
+@pytest.mark.slow_variants
 def test_attention_of_a_round_is_that_of_merged_models(method, name):
     """The second round's weights, wherever clients live, are the softmax over models that `Base.merge` makes.
 

@@ -42,6 +42,7 @@ def test_confidence_interval_of_the_last_rounds():
 
 
 @pytest.mark.parametrize(("degree", "held"), [("high", 2), ("medium", 5), ("none", 10)])
+@pytest.mark.slow_variants
 def test_degrees_and_labels(degree, held):
     """K = 2, C/2, C classes; own labels are the global ones, renumbered in order. Failed with labels modulo K."""
     own, other = (
@@ -75,7 +76,9 @@ def test_measuring_after_local_training():
     assert all(jax.tree.leaves(same["body"])) and not any(jax.tree.leaves(same["head"]))
 
     def losses(models):
-        one = lambda i: task.loss(jax.tree.map(lambda a: a[i], models), batch_of(train.client(i)), key)[0]  # noqa: E731
+        def one(i):
+            return task.loss(jax.tree.map(lambda a: a[i], models), batch_of(train.client(i)), key)[0]
+
         return np.array([one(i) for i in range(train.clients)])
 
     assert (losses(got["local"]) < losses(got["shared"])).all()

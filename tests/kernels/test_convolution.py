@@ -84,6 +84,7 @@ def test_equals_lax_in_value_and_both_gradients(case, features):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.slow_variants
 def test_products_equal_lax(case, monkeypatch):
     """Fails if a row of the kernel meets the wrong pixels; in float64, in blocks of two or three images."""
     monkeypatch.setattr("fedamp_jax.kernels.blocks.POSITIONS", 100)
@@ -105,6 +106,7 @@ def test_products_equal_lax(case, monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float64, 1e-11), (jnp.bfloat16, 2**-7)], ids=str)
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1)])
+@pytest.mark.slow_variants
 def test_wide_layers(kernel, stride, dtype, tolerance, monkeypatch):
     """Winograd's filtering and products in bfloat16, as chosen for 64 channels, with two clients.
 

@@ -29,6 +29,7 @@ def rows(m, clusters, spread, d=5000):
 
 @WAYS
 @pytest.mark.parametrize("m", [1, 49, 50, 51, 103])
+@pytest.mark.slow_variants
 def test_several_panels_and_blocks(way, m, monkeypatch):
     """More rows than a panel or a tile has, a last one that is not full, and blocks of columns with a rest.
 
@@ -89,7 +90,10 @@ def test_transformations():
     got = jax.jit(jax.vmap(distances.pairwise))(jnp.asarray(stack), jnp.asarray(scales))
     for d2, flat, scale in zip(got, stack, scales, strict=True):
         np.testing.assert_allclose(d2, exact(flat, scale.astype(np.float64)), rtol=1e-6, atol=1e-9)
-    one_distance = lambda flat: distances.pairwise(flat, ones(6))[0, 1]  # noqa: E731
+
+    def one_distance(flat):
+        return distances.pairwise(flat, ones(6))[0, 1]
+
     slope = jax.jit(jax.vmap(jax.grad(one_distance)))(jnp.asarray(stack))
     expected = np.zeros_like(stack)
     expected[:, 0], expected[:, 1] = 2 * (stack[:, 0] - stack[:, 1]), 2 * (stack[:, 1] - stack[:, 0])

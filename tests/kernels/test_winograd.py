@@ -31,7 +31,10 @@ def _compare(image, pads, r, batch, dtype, tolerance):
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(batch, *image, 3)), rng.normal(size=(r, r, 3, 5))
     with jax.enable_x64(True):
-        exact = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))  # noqa: E731
+
+        def exact(x, w):
+            return lax.conv_general_dilated(x, w, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
         dy, expected = jax.jit(lambda x, w: _all(exact, x, w))(x, w)
         x, w, dy = (jnp.asarray(a, dtype) for a in (x, w, dy))
 
@@ -50,6 +53,7 @@ def _compare(image, pads, r, batch, dtype, tolerance):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.slow_variants
 def test_equals_lax_in_value_and_both_gradients(case):
     """Fails if a transform of 3 taps is wrong, the gradient does not flip the kernel, or a tile at the border counts
     outputs that do not exist.
@@ -58,6 +62,7 @@ def test_equals_lax_in_value_and_both_gradients(case):
 
 
 @pytest.mark.parametrize(("r", "pads"), [(1, (0, 0)), (2, (1, 0)), (4, (1, 2)), (5, (2, 2)), (5, (0, 0)), (5, (4, 1))])
+@pytest.mark.slow_variants
 def test_kernels_of_every_size(r, pads):
     """Fails if a point of interpolation, or how far tiles overlap, is right for 3 taps only."""
     _compare((9, 6), (pads, pads), r, 2, jnp.float64, 1e-12)

@@ -97,6 +97,7 @@ def oracle(base, mine, x, names, scale):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_variants
 def test_the_forward_pass_is_the_papers(name):
     """Layer by layer in float64, and the merged kernels. Failed with scale squared, with A B added after the pooling,
     and with the adapter of one convolution in the other.
@@ -140,6 +141,7 @@ def test_the_start():
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_variants
 def test_gradients_are_those_of_the_merged_model(name):
     """By the chain rule through W + scale A B, for a loss with masked rows. Failed without the gradient through x A."""
     whole = MODELS[name][0]()
@@ -179,6 +181,7 @@ def test_clients_share_the_products_with_the_base():
 
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.slow_variants
 def test_one_copy_of_the_base_for_all_clients(name, dtype):
     """A round takes the base once, in its dtype, wherever clients live. Failed with W + A B, and with a base that was
     made float32.

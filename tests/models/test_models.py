@@ -49,7 +49,10 @@ def _batch(rows=6, real=6, classes=4, seed=0):
 @functools.partial(jax.jit, static_argnums=0)
 def _step(task, variables, batch, key):
     """Loss, gradient of every parameter, new statistics."""
-    loss = lambda params: task.loss(variables._replace(params=params), batch, key)  # noqa: E731
+
+    def loss(params):
+        return task.loss(variables._replace(params=params), batch, key)
+
     (value, stats), gradient = jax.value_and_grad(loss, has_aux=True)(variables.params)
     return value, gradient, stats
 
@@ -120,6 +123,7 @@ def test_no_real_row():
 
 
 @small
+@pytest.mark.slow_variants
 def test_poisoned_padding_changes_nothing(name):
     """NaN pixels in padding rows. Fails if the input is not cleaned before the network: a NaN that is masked later, in
     BatchNorm's variance or after a dense layer, comes back as 0 * NaN in the gradient.
@@ -141,6 +145,7 @@ def test_partial_batch_equals_the_unpadded_one(name):
 
 
 @small
+@pytest.mark.slow_variants
 def test_batch_of_only_padding(name):
     """Fails if BatchNorm takes the mean of no rows, which is NaN, or if its statistics change."""
     task, variables = _task(name), _variables(name)
@@ -151,6 +156,7 @@ def test_batch_of_only_padding(name):
 
 
 @small
+@pytest.mark.slow_variants
 def test_features_and_head_loss_are_the_loss(name):
     """Fails if the features lack an input of the head, if statistics are lost, or if padding reaches the head."""
     task, variables, batch, key = _task(name), _variables(name), _batch(real=4), jax.random.key(2)
@@ -160,7 +166,10 @@ def test_features_and_head_loss_are_the_loss(name):
     def in_two_parts(variables, batch, key):
         features, stats = task.features(variables, batch, key)
         features = features.at[4:].set(jnp.nan)
-        loss = lambda params: task.head_loss(variables._replace(params=params), features, batch)  # noqa: E731
+
+        def loss(params):
+            return task.head_loss(variables._replace(params=params), features, batch)
+
         return *jax.value_and_grad(loss)(variables.params), stats
 
     mine, head_gradient, stats = in_two_parts(variables, batch, key)
@@ -203,7 +212,10 @@ def test_vmap_over_clients_equals_a_loop(name):
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
     together = jax.jit(jax.vmap(functools.partial(_step, task)))(variables, stacked, keys)
     for i, batch in enumerate(batches):
-        client = lambda tree, i=i: jax.tree.map(lambda a: a[i], tree)  # noqa: E731
+
+        def client(tree, i=i):
+            return jax.tree.map(lambda a: a[i], tree)
+
         _assert_close(client(together), _step(task, client(variables), batch, keys[i]))
 
 
@@ -219,6 +231,7 @@ def test_lowerings_agree(name):
 
 
 @small
+@pytest.mark.slow_variants
 def test_bfloat16_computes_low_and_keeps_float32(name):
     """Fails if parameters, statistics, logits or gradients become bfloat16, or if the arithmetic stays float32."""
     task = SMALL[name](compute_dtype=jnp.bfloat16)
@@ -258,6 +271,7 @@ def test_models_without_statistics_have_none(name):
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (16, 8), (6, 2), (5, 1), (2, 1), (1, 1)])
+@pytest.mark.slow_variants
 def test_group_norm_of_narrow_layers(channels, groups):
     """Fails if a group has a single channel, whose scale would be lost, or if 64 channels have other than 32 groups."""
     x = np.random.default_rng(0).normal(size=(3, 4, 4, channels)) * np.arange(1, channels + 1)
@@ -284,6 +298,7 @@ def test_group_norm_of_narrow_layers(channels, groups):
     ],
     ids=["mlp", "cnn", "cnn_emnist", "cifar_cnn", "omniglot_cnn", "resnet18", "resnet18_group"],
 )
+@pytest.mark.slow_variants
 def test_parameter_counts(make, expected):
     """Fails for VALID convolutions in the CNN, biases in ResNet18's convolutions, or a missing layer."""
     variables = jax.eval_shape(make().init, jax.random.key(0))

@@ -129,6 +129,7 @@ def statistic(stats, name="mean"):
 
 
 @pytest.mark.parametrize("name", TOLD)
+@pytest.mark.slow_variants
 def test_a_module_is_put_into_training_by_whatever_name_it_takes(name):
     """The mean moves halfway to that of the real rows, dropout follows the key, and predictions are of one row each.
 
@@ -326,6 +327,7 @@ def image_norms(like):
 
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 @pytest.mark.parametrize("axes", [(), (4,), (4, 4), (4, 4, 4)])
+@pytest.mark.slow_variants
 def test_the_mask_of_images_is_right_where_the_batch_is_as_large_as_they_are_wide(axes, kind):
     """The mean of the real rows, for any rank. Failed with `mask[:, None]`, which chose columns of pixels."""
     x = jnp.asarray(np.random.default_rng(0).normal(2.0, 1.0, (4, *axes, 2)), jnp.float32)
@@ -336,6 +338,7 @@ def test_the_mask_of_images_is_right_where_the_batch_is_as_large_as_they_are_wid
 
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 @pytest.mark.parametrize("like", [lambda mask, x: mask[:, None], lambda mask, x: mask])
+@pytest.mark.slow_variants
 def test_a_mask_that_lies_along_another_axis_is_refused(like, kind):
     """When the task is made, for images of any width. Failed without a word where it was the number of examples."""
     with pytest.raises(ValueError, match="broadcast") as found:

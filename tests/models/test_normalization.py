@@ -43,6 +43,7 @@ def test_batch_norm(train):
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.slow_variants
 def test_group_norm(groups):
     """Fails if channels are grouped in another order, or images together."""
     with jax.enable_x64(True):

@@ -77,6 +77,7 @@ def test_fedavg_of_a_regression_is_the_loop_of_numpy():
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.slow_variants
 def test_metrics_and_predictions_are_those_by_hand(name, monkeypatch):
     """In blocks of four examples, of every client. Failed with blocks that started over at row 0."""
     monkeypatch.setattr(evaluation, "_EXAMPLES", 4)
@@ -118,8 +119,13 @@ def test_methods_learn_numbers(name):
 
 def in_parts(task):
     """The same task for examples whose five features come as a dictionary of two arrays and a tuple."""
-    join = lambda x: jnp.concatenate([x["a"], x["rest"][0], x["rest"][1][:, None]], axis=1)  # noqa: E731
-    split = lambda fn: lambda variables, batch, key: fn(variables, batch._replace(x=join(batch.x)), key)  # noqa: E731
+
+    def join(x):
+        return jnp.concatenate([x["a"], x["rest"][0], x["rest"][1][:, None]], axis=1)
+
+    def split(fn):
+        return lambda variables, batch, key: fn(variables, batch._replace(x=join(batch.x)), key)
+
     return task._replace(loss=split(task.loss), features=split(task.features),
                          predict=lambda variables, x: task.predict(variables, join(x)))  # fmt: skip
 
@@ -197,7 +203,10 @@ def test_the_ways_to_make_data_agree_on_targets_and_trees():
     x = {"image": rng.integers(0, 255, (6, 2, 2)).astype(np.uint8), "age": rng.normal(size=6)}
     y, column = rng.normal(size=(6, 3)), list("baabba")
     rows = [[1, 2, 5], [0, 3, 4]]
-    pick = lambda r: jax.tree.map(lambda a: a[r], x)  # noqa: E731
+
+    def pick(r):
+        return jax.tree.map(lambda a: a[r], x)
+
     lists = data.from_lists([pick(r) for r in rows], [y[r] for r in rows], classes=0)
     table, names = data.from_table(x, y, column, classes=0)
     chex.assert_trees_all_equal(lists, data.from_indices(x, y, rows, classes=0), table)
@@ -354,7 +363,10 @@ def test_several_labels_of_an_example():
 
 def test_metrics_of_a_module():
     """Those of the loss, or those that are given. Failed when a loss of one's own was evaluated by accuracy."""
-    own = lambda outputs, batch: jnp.float32(0)  # noqa: E731
+
+    def own(outputs, batch):
+        return jnp.float32(0)
+
     with pytest.raises(ValueError, match="a loss of your own needs metrics of its own"):
         from_linen(nn.Dense(1), (5,), loss=own)
     task = from_linen(nn.Dense(1), (5,), head="bias", loss=own, metrics=[MAE, MSE])

@@ -102,6 +102,7 @@ def on_pretrained(weights):
 
 
 @pytest.mark.parametrize("name", PLACES)
+@pytest.mark.slow_variants
 def test_large_arrays_of_a_task_are_arguments(name, monkeypatch):
     """The same results as with them in the program's text, which is as short as without them.
 

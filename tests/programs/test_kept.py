@@ -22,6 +22,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.slow_variants
 def test_no_cache_holds_an_algorithm(place):
     """Of rounds, evaluation, estimates and what was compiled ahead. Failed with static arguments of `jax.jit`, which
     JAX's own caches hold for ever: 12 to 16 MiB for each method of a sweep.

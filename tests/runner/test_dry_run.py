@@ -55,6 +55,7 @@ def test_on_this_machine(monkeypatch, capsys, tmp_path):
     ],
     ids=["ablation", "attention", "leads", "degrees", "omniglot"],
 )
+@pytest.mark.slow_variants
 def test_of_every_experiment(main, words, shown, monkeypatch, capsys, tmp_path):
     """Failed when attention trained and wrote results, and when the ablation knew no variant but `base`."""
     monkeypatch.setenv("COLUMNS", "200")

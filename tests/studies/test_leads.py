@@ -37,7 +37,10 @@ def test_base_is_the_practical_setting():
     expected, _, every, _ = prepare(EXPERIMENTS["practical"], options_of("practical"), ("FedAvg",))
     jax.tree.map(np.testing.assert_array_equal, clients, expected)
     assert list(methods) == list(leads.METHODS)
-    one = lambda a: a.round(KEY, a.init(KEY, clients.train), clients.train)[0]  # noqa: E731
+
+    def one(a):
+        return a.round(KEY, a.init(KEY, clients.train), clients.train)[0]
+
     jax.tree.map(np.testing.assert_array_equal, one(methods["FedAvg"]), one(every["FedAvg"]))
 
 
@@ -127,6 +130,7 @@ def test_other_models():
 
 
 @pytest.mark.parametrize("k", [0, 61])
+@pytest.mark.slow_variants
 def test_proximal_tuning(k):
     """From the global model, with the proximal weight lam / alpha_k. Failed without the term, and with that of round 0.
 
@@ -138,7 +142,9 @@ def test_proximal_tuning(k):
     state = methods["FedAvg-FT"].init(KEY, data)._replace(round=jnp.int32(k))
     found = methods["FedAvg-FT"].personalize(KEY, state, data).params
     start = methods["FedAvg"].personalize(KEY, state, data)
-    prox = lambda center: fedamp_jax.engine.Prox(center, jnp.float32({0: 1e-4, 61: 1e-2}[k]))  # noqa: E731
+
+    def prox(center):
+        return fedamp_jax.engine.Prox(center, jnp.float32({0: 1e-4, 61: 1e-2}[k]))
 
     def local(key, client, epochs, mine):
         local, loss = fedamp_jax.engine.solve(
