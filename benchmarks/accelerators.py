@@ -146,7 +146,10 @@ def words(error: str) -> str:
 
 def shown(row: Row) -> Row:
     """A row of the printed table."""
-    percent = lambda share: share and f"{100 * share:.1f}"  # noqa: E731
+
+    def percent(share):
+        return share and f"{100 * share:.1f}"
+
     sent = sum(total for _, total in row.get("exchanged", {}).values())
     return {
         "topology": row["topology"], "model": row["model"], "clients": row["clients"], "conv": row["conv"],

@@ -73,7 +73,10 @@ def cnn() -> dict[str, Part]:
     ops = 2.0 * BATCH * 3136 * 512
     weights = [random(5, 5, 1, 32), random(5, 5, 32, 64), dense, random(512, 10)]
     adam = optax.adam(1e-3)
-    pool = lambda x: max_pool(jax.nn.relu(x), 2, 2, "VALID")  # noqa: E731
+
+    def pool(x):
+        return max_pool(jax.nn.relu(x), 2, 2, "VALID")
+
     return {
         **convolution("first convolution", 28, 5, 1, 32, 1, 1),
         **convolution("second convolution", 14, 5, 32, 64, 1, 1),

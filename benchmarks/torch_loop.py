@@ -16,9 +16,10 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int):
         super().__init__()
-        conv = lambda i, k, s: nn.Sequential(  # noqa: E731
-            nn.Conv2d(i, width, k, s, padding=k // 2, bias=False), nn.BatchNorm2d(width)
-        )
+
+        def conv(i, k, s):
+            return nn.Sequential(nn.Conv2d(i, width, k, s, padding=k // 2, bias=False), nn.BatchNorm2d(width))
+
         self.first, self.second = conv(inputs, 3, stride), conv(width, 3, 1)
         self.around = conv(inputs, 1, stride) if stride > 1 or inputs != width else nn.Identity()
 
@@ -33,7 +34,10 @@ def model(name: str, classes: int) -> nn.Module:
             nn.Flatten(), nn.Linear(64 if name == "small" else 784, 200), nn.ReLU(), nn.Linear(200, classes)
         )
     if name == "cnn":
-        conv = lambda i, o: [nn.Conv2d(i, o, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]  # noqa: E731
+
+        def conv(i, o):
+            return [nn.Conv2d(i, o, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+
         dense = [nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, classes)]
         return nn.Sequential(*conv(1, 32), *conv(32, 64), *dense)
     stem = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]

@@ -123,7 +123,10 @@ def test_one_compile_and_a_stable_state(entry):
     """Three rounds, one program. Failed when the round counter started as a Python int (weak type: two compiles)."""
     _, algorithm = made(entry)
     data = federation()
-    shapes = lambda state: jax.tree.map(lambda a: (a.shape, a.dtype, a.weak_type), state)  # noqa: E731
+
+    def shapes(state):
+        return jax.tree.map(lambda a: (a.shape, a.dtype, a.weak_type), state)
+
     state = algorithm.init(KEY, data)
     kinds = shapes(state)
     state, _ = run_rounds(algorithm, data, 3, state=state)
@@ -327,7 +330,10 @@ def test_kept_optimizer_is_used(entry):
     _, algorithm = made(entry)
     data, state = federation(), after_one_round(algorithm)
     fresh = initial(algorithm, KEY, data)
-    choose = lambda path, old, new: new if "optimizer" in jax.tree_util.keystr(path) else old  # noqa: E731
+
+    def choose(path, old, new):
+        return new if "optimizer" in jax.tree_util.keystr(path) else old
+
     reset = jax.tree_util.tree_map_with_path(choose, state, fresh)
     results = [
         models(algorithm, run_rounds(algorithm, data, 1, state=jax.tree.map(jnp.array, s), first=1)[0], data)

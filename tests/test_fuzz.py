@@ -283,7 +283,10 @@ def bucket(draw):
     sizes.insert(draw(st.integers(0, M - 1)), N)
     scale = draw(st.sampled_from([0.0, 1.0, 1e3, 1e-30]))
     xs = [scale * rng.normal(size=(n, FEATURES)) for n in sizes]
-    labels = lambda n: [rng.integers(0, CLASSES, n), np.zeros(n, int), np.full(n, CLASSES - 1)]  # noqa: E731
+
+    def labels(n):
+        return [rng.integers(0, CLASSES, n), np.zeros(n, int), np.full(n, CLASSES - 1)]
+
     ys = [draw(st.sampled_from(labels(n))) for n in sizes]
     ids = draw(st.permutations(range(M)))
     clients = data.from_lists(xs, ys, classes=CLASSES, ids=[i * 1000 for i in ids])

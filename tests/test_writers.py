@@ -67,7 +67,10 @@ def test_a_line_for_each_evaluation_at_once(tmp_path):
     """With what was observed before it; not known is empty. Failed with lines that waited for the end of the run."""
     path = tmp_path / "new" / "history.csv"
     lines = []
-    first = lambda seen: {"own": float("nan") if seen.round == 2 else seen.round}  # noqa: E731
+
+    def first(seen):
+        return {"own": float("nan") if seen.round == 2 else seen.round}
+
     result = start(rounds=3, observe=[first, writers.csv(path), lambda seen: lines.append(len(rows(path)))])
     assert lines == [1, 2, 3]
     found = rows(path)
@@ -149,7 +152,10 @@ def test_other_files_stay_as_they_are(tmp_path):
     with pytest.raises(ValueError, match="has no columns round: give the path of a new file"):
         writers.csv(path)
     assert path.read_text() == "x,y\n1,2\n"
-    late = lambda seen: {"late": 1.0} if seen.round == 2 else {}  # noqa: E731
+
+    def late(seen):
+        return {"late": 1.0} if seen.round == 2 else {}
+
     with pytest.raises(ValueError, match=r"'late' is no column of .*: return the same names at each evaluation"):
         start(rounds=2, observe=[late, writers.csv(tmp_path / "history.csv")])
 

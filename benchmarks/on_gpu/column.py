@@ -71,9 +71,12 @@ def unrolled(x: Array, w: Array, strides, pads, precision) -> Array:
     So the step's loop interleaves the clients: a client's kernels that are small can run beside another's where kernels
     are launched as a graph, and everything but convolutions is one kernel for all.
     """
-    plain = lambda x, w: lax.conv_general_dilated(  # noqa: E731
-        x, w, strides, pads, dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=precision
-    )
+
+    def plain(x, w):
+        return lax.conv_general_dilated(
+            x, w, strides, pads, dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=precision
+        )
+
     forward = _one_by_one(plain)
     backward = _one_by_one(lambda x, w, dy: jax.vjp(plain, x, w)[1](dy))
     convolve = jax.custom_vjp(forward)

@@ -147,7 +147,10 @@ def jobs(settings: Settings, name: str) -> Iterator[Job]:
     every = grid(*case.traits)
     usual = default(*case.traits)
     first = [c for c in every if c.precision == "tf32" and c.pooling == usual.pooling]
-    named = lambda c: (c.name, lambda: measured(case, c, settings))  # noqa: E731
+
+    def named(c):
+        return (c.name, lambda: measured(case, c, settings))
+
     yield named(usual)
     if settings.tiny:  # compiling takes seconds: one more shows that candidates are kept apart
         yield from (named(c) for c in first[1:2] if case.pools)

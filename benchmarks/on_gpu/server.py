@@ -53,7 +53,10 @@ def exact(w: Array) -> Array:
 
         def add(total: Array, block: Array) -> Array:
             wide = block.astype(jnp.float64)
-            one = lambda row: jnp.sum(jnp.square(row[None] - wide), axis=1)  # noqa: E731
+
+            def one(row):
+                return jnp.sum(jnp.square(row[None] - wide), axis=1)
+
             return total + lax.map(one, wide)
 
         return in_blocks(add, jnp.zeros((len(w),) * 2, jnp.float64), w)
@@ -101,7 +104,10 @@ def differences_by_row(w: Array) -> Array:
 
 def ways() -> dict[str, Callable[[Array], Array]]:
     """Functions from `[M, D]` to squared distances; the first two are those of `platforms.py`."""
-    one = lambda w: jnp.ones(len(w), jnp.float32)  # noqa: E731
+
+    def one(w):
+        return jnp.ones(len(w), jnp.float32)
+
     return {
         "gram": lambda w: distances.by_gram(w, one(w)),
         "differences": lambda w: distances.by_differences(w, one(w)),

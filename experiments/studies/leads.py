@@ -135,7 +135,10 @@ def other_models(methods: Methods, made_of: MadeOf) -> Methods:
 def proximal_tuning(methods: Methods, made_of: MadeOf) -> Methods:
     """FedAvg-FT fine-tuned with FedAMP's proximal term, `lam / (2 alpha_k) ||w - x||^2` for the global model x."""
     penalty = proximal(ALPHA, paper_values.LAMBDA)["penalty"]
-    term = lambda start, k: penalty(start, k, jnp.float32(paper_values.LAMBDA))  # noqa: E731
+
+    def term(start, k):
+        return penalty(start, k, jnp.float32(paper_values.LAMBDA))
+
     tuned = fedamp_jax.fine_tuned(made_of.task, made_of.solver, base=methods["FedAvg"], penalty=term)
     return {**methods, "FedAvg-FT": tuned}
 

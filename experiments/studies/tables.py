@@ -297,7 +297,7 @@ def execute(options: Options) -> None:
         if folder.is_file():
             raise ValueError(f"--slim {options.slim} is a file; give a folder")
         for record in records:
-            messages.console.print(str(slim(record, folder, options.note)), highlight=False, soft_wrap=True)
+            messages.say(str(slim(record, folder, options.note)))
         return
     command = shlex.join(["python", "tables.py"])
     if options.write is None:
@@ -311,7 +311,7 @@ def execute(options: Options) -> None:
     for name, figure in drawn_figures(records).items():
         images.append(f"figures/{figures.save(figure, path.parent / 'figures' / f'{name}.png', dpi=110).name}")
     files.replace(path, page(records, command, images).encode())
-    messages.console.print(str(path), highlight=False, soft_wrap=True)
+    messages.say(str(path))
 
 
 def main() -> None:

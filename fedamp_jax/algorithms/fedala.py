@@ -119,7 +119,9 @@ def fedala(
                 return combine(jax.tree.map(lambda a, b, w: a + (b - a) * w, kept, theirs, weights), lower)
 
             def step(weights, batch, key):
-                loss = lambda w: task.loss(Variables(mixed(w), running), batch, key)[0]  # noqa: E731
+                def loss(w):
+                    return task.loss(Variables(mixed(w), running), batch, key)[0]
+
                 return jax.tree.map(lambda w, g: jnp.clip(w - eta_i * g, 0.0, 1.0), weights, jax.grad(loss)(weights))
 
             # In a client's first training W_i is 1, and its own model does not count.

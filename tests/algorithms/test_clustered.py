@@ -46,7 +46,10 @@ def test_the_first_models_alone_may_be_taken():
     data = federation(sizes=SIZES)
     state, _ = run_rounds(fedamp_jax.fedavg(TASK, SOLVER), data, 8)
     models = jax.vmap(TASK.init)(jax.random.split(KEY, 3))
-    put = lambda a, b: a.at[2].set(b)  # noqa: E731
+
+    def put(a, b):
+        return a.at[2].set(b)
+
     models = models._replace(params=jax.tree.map(put, models.params, state.params))
     chosen = [jax.jit(lambda data, n=n: least_loss(TASK, SOLVER, data, models, n))(data) for n in (3, 2)]
     assert (chosen[0] == 2).any() and not (chosen[1] == 2).any()

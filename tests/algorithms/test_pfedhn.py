@@ -43,7 +43,10 @@ def test_a_client_that_is_away_gets_a_new_model_and_keeps_its_embedding():
     first = jax.tree.map(np.asarray, before)
     old = jax.tree.map(np.asarray, algorithm.personalize(KEY, before, data).params)
     state, _ = run_rounds(algorithm, data._replace(online=jnp.arange(8) != 3), 1, state=before, first=1)
-    rows = lambda state: jax.tree.map(lambda a: np.asarray(a)[3], (state.embeddings, state.server[1]))  # noqa: E731
+
+    def rows(state):
+        return jax.tree.map(lambda a: np.asarray(a)[3], (state.embeddings, state.server[1]))
+
     chex.assert_trees_all_equal(rows(state), rows(first))
     new = algorithm.personalize(KEY, state, data).params
     assert np.abs(np.asarray(new["body"]["kernel"][3]) - old["body"]["kernel"][3]).max() > 1e-4

@@ -81,7 +81,10 @@ def test_evaluations_are_recorded_when_asked_for():
     """Every third round and the last. Failed without the last round."""
     task, algorithm = made(find("separate"))
     clients = federation()
-    seen = lambda one: {"online": float((one.info.epochs > 0).sum())}  # noqa: E731
+
+    def seen(one):
+        return {"online": float((one.info.epochs > 0).sum())}
+
     result = fedamp_jax.run(task, algorithm, clients, clients, rounds=7, evaluate_every=3, observe=seen, progress=False)
     assert result.rounds == [3, 6, 7] and result.accuracy.shape == (3, 8) and len(result.loss) == 3
     assert result.observed == {"online": [8.0, 8.0, 8.0]} and result.xi is None
@@ -127,7 +130,10 @@ def test_the_placement_of_a_run():
     train = federation()
     spread = OnMesh(mesh=client_mesh(4)).place(train)
     run = functools.partial(fedamp_jax.run, task, algorithm, rounds=1, progress=False)
-    devices = lambda result: len(jax.tree.leaves(result.state.clients)[0].sharding.device_set)  # noqa: E731
+
+    def devices(result):
+        return len(jax.tree.leaves(result.state.clients)[0].sharding.device_set)
+
     assert devices(run(train, train)) == 1
     assert devices(run(spread, spread)) == 4
     assert devices(run(train, train, placement=OnMesh(mesh=client_mesh(2)))) == 2

@@ -51,8 +51,13 @@ def test_several_observers():
     """One after the other; each sees what those before it returned. Failed with the order turned round."""
     task, algorithm = made(find("separate"))
     clients, seen = federation(), []
-    first = lambda one: {"twice": 2 * one.round}  # noqa: E731
-    second = lambda one: {"four times": 2 * one.observed["twice"]}  # noqa: E731
+
+    def first(one):
+        return {"twice": 2 * one.round}
+
+    def second(one):
+        return {"four times": 2 * one.observed["twice"]}
+
     run = functools.partial(fedamp_jax.run, task, algorithm, clients, clients, rounds=2, progress=False)
     result = run(observe=[first, second, lambda one: seen.append(one.numbers())])
     assert result.observed == {"twice": [2.0, 4.0], "four times": [4.0, 8.0]}
@@ -101,7 +106,10 @@ def test_what_ends_a_run_is_asked_at_evaluations_alone(tmp_path):
     """A checkpoint between two evaluations is no reason to ask anew. Failed when every round asked."""
     task, algorithm = made(find("separate"))
     asked, clients = [], federation()
-    until = lambda result: asked.append(list(result.rounds))  # noqa: E731
+
+    def until(result):
+        return asked.append(list(result.rounds))
+
     run = functools.partial(fedamp_jax.run, task, algorithm, clients, clients, until=until, progress=False)
     run(rounds=5, evaluate_every=3, checkpoint=Checkpoint(tmp_path, 1, {}))
     assert asked == [[3]]

@@ -66,7 +66,10 @@ def each_loss(task, models, data):
 
 def _by_rule(factory, task, algorithm, joined, before, everybody):
     """What newcomers start from, written from each method's description."""
-    part = lambda tree: jax.tree.leaves(rows(tree, slice(OLD, None)))  # noqa: E731
+
+    def part(tree):
+        return jax.tree.leaves(rows(tree, slice(OLD, None)))
+
     initial = task.init(KEY)
     if factory == "pfedhn":
         pairs = [(joined.embeddings[OLD:], algorithm.init(KEY, everybody).embeddings[OLD:])]
@@ -184,9 +187,10 @@ def test_a_state_and_a_checkpoint(tmp_path):
     """A checkpoint of a run that went on is newer than its state. Failed with the state in its place: rounds again."""
     task, algorithm = made(find("fedamp"))
     clients = federation()
-    run = lambda rounds, **options: fedamp_jax.run(  # noqa: E731
-        task, algorithm, clients, clients, rounds=rounds, progress=False, **options
-    )
+
+    def run(rounds, **options):
+        return fedamp_jax.run(task, algorithm, clients, clients, rounds=rounds, progress=False, **options)
+
     begun = run(2)
     folder = Checkpoint(tmp_path / "a", 1, {"sigma": 2.0})
     run(3, state=begun.state, checkpoint=folder)
@@ -203,7 +207,10 @@ def test_states_that_are_refused():
     """Of another method, of other clients, and one that a round consumed. Failed deep inside of a compiled round."""
     task, algorithm = made(find("fedamp"))
     clients = federation()
-    run = lambda state: fedamp_jax.run(task, algorithm, clients, clients, rounds=3, state=state, progress=False)  # noqa: E731
+
+    def run(state):
+        return fedamp_jax.run(task, algorithm, clients, clients, rounds=3, state=state, progress=False)
+
     with pytest.raises(TypeError, match=r"state is a FedAvgState .*go on with the method"):
         run(made(find("fedavg"))[1].init(KEY, clients))
     few = algorithm.init(KEY, split(clients)[0])

@@ -84,7 +84,10 @@ def test_full_gradient_is_the_gradient_over_everything():
     task, one = tiny_task(), client()
     start = task.init(KEY)
     got, _, loss = full_gradient(task, Solver(optax.sgd(1.0), batch_size=4), one, start, KEY)
-    objective = lambda p: task.loss(Variables(p, start.stats), batch_of(one), KEY)  # noqa: E731
+
+    def objective(p):
+        return task.loss(Variables(p, start.stats), batch_of(one), KEY)
+
     (value, _), grads = jax.value_and_grad(objective, has_aux=True)(start.params)
     np.testing.assert_allclose(loss, value, rtol=1e-5)
     chex.assert_trees_all_close(got, grads, rtol=1e-4, atol=1e-6)
@@ -110,7 +113,10 @@ def test_one_step_is_gradient_penalty_and_correction():
     shift = jax.tree.map(lambda a: jnp.full_like(a, 0.3), start.params)
     local, loss = solve(task, Solver(optax.sgd(0.1), 1), one, start, KEY, epochs=1, k=jnp.int32(0),
                         penalty=fedamp_jax.engine.Prox(center, jnp.float32(2.0)), correction=shift)  # fmt: skip
-    objective = lambda p: task.loss(Variables(p, start.stats), batch_of(one), KEY)  # noqa: E731
+
+    def objective(p):
+        return task.loss(Variables(p, start.stats), batch_of(one), KEY)
+
     (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(start.params)
     wanted = jax.tree.map(lambda w, g: w - 0.1 * (g - 2.0 + 0.3), start.params, grads)
     chex.assert_trees_all_close(local.variables, Variables(wanted, stats), rtol=1e-5, atol=1e-6)

@@ -52,7 +52,9 @@ def test_an_nnx_module_is_its_linen_twin():
     chex.assert_trees_all_equal_shapes(variables, there.init(KEY))
 
     def step(task, variables, batch):
-        loss = lambda params: task.loss(variables._replace(params=params), batch, KEY)  # noqa: E731
+        def loss(params):
+            return task.loss(variables._replace(params=params), batch, KEY)
+
         return jax.value_and_grad(loss, has_aux=True)(variables.params)
 
     for i in range(3):
@@ -75,7 +77,10 @@ def test_dropout_follows_the_key_and_ends_with_training():
     """Failed with the generator that the module was made with: the same noise in every step of every client."""
     task, clients = from_nnx(lambda rngs: Net(rngs, 0.5), (5,)), federation()
     variables = task.init(KEY)
-    value = lambda key: float(task.loss(variables, batch_of(clients.client(2)), key)[0])  # noqa: E731
+
+    def value(key):
+        return float(task.loss(variables, batch_of(clients.client(2)), key)[0])
+
     assert value(KEY) == value(KEY) != value(jax.random.key(1))
     rows = jnp.broadcast_to(clients.x[:1], (4, 5))
     outputs = np.asarray(task.predict(variables, rows))

@@ -201,7 +201,10 @@ def test_a_sweep_on_a_mesh():
 
     sigmas = jnp.array([0.5, 2.0])
     place = on(8)
-    sweep = lambda sigmas, data: jax.vmap(one, in_axes=(0, None))(sigmas, data)  # noqa: E731
+
+    def sweep(sigmas, data):
+        return jax.vmap(one, in_axes=(0, None))(sigmas, data)
+
     eight = jax.jit(place.program(sweep))(sigmas, place.place(data))
     np.testing.assert_allclose(eight, jax.jit(sweep)(sigmas, data), rtol=1e-4, atol=1e-6)
 
@@ -302,7 +305,9 @@ def test_a_function_of_one_client_that_closes_over_spread_arrays():
     placed, solver = on(8).place(federation()), Solver(optax.sgd(0.1))
 
     def largest(data):
-        step = lambda key, client, epochs, mine: (jnp.maximum(mine, jnp.max(data.size)), jnp.float32(0))  # noqa: E731
+        def step(key, client, epochs, mine):
+            return (jnp.maximum(mine, jnp.max(data.size)), jnp.float32(0))
+
         return fedamp_jax.engine.for_each_client(solver, data, step, jnp.zeros_like(data.size), key=KEY)[0]
 
     assert jax.jit(placed.placement.program(largest))(placed).tolist() == [10] * 8

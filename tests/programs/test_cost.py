@@ -141,7 +141,10 @@ def test_operations_of_a_gradient_step():
         x, y = jnp.zeros((5, 8, 8), jnp.uint8), jnp.zeros(5, jnp.int32)
         batch = fedamp_jax.Batch(x, y, jnp.ones(5, bool), jnp.int32(3), jnp.arange(5, dtype=jnp.int32))
         gradient = jax.grad(lambda v, t=task, b=batch: t.loss(v, b, jax.random.key(1))[0])
-        steps = lambda n, v, g=gradient: repeat(n, lambda _, v: g(v), v, at_most=3)  # noqa: E731
+
+        def steps(n, v, g=gradient):
+            return repeat(n, lambda _, v: g(v), v, at_most=3)
+
         there = jax.shard_map(steps, mesh=client_mesh(1), in_specs=P(), out_specs=P(), check_vma=False)
         assert flops(jax.make_jaxpr(there)(jnp.int32(3), variables)) == 3 * 2 * 5 * (2 * first + 3 * second + 3 * dense)
 
@@ -176,11 +179,22 @@ def test_a_loop_of_products_takes_its_steps():
         return cost.seconds(jax.jit(fn).lower(*shapes).compile().as_text(), known)
 
     side, n = (8192, 8192), 20  # so large that what a branch copies is little beside a product
-    step = lambda _, c: (c[0], c[0] @ c[1])  # noqa: E731
-    static = lambda a, b: lax.fori_loop(0, n, step, (a, b))  # noqa: E731
-    dynamic = lambda k, a, b: repeat(k, step, (a, b), at_most=n)  # noqa: E731
-    nested = lambda k, a, b: repeat(k, lambda _, c: lax.fori_loop(0, 4, step, c), (a, b), at_most=n // 4)  # noqa: E731
-    branch = lambda k, a, b: lax.cond(k > 0, lambda a, b: a @ b, lambda a, b: a + b, a, b)  # noqa: E731
+
+    def step(_, c):
+        return (c[0], c[0] @ c[1])
+
+    def static(a, b):
+        return lax.fori_loop(0, n, step, (a, b))
+
+    def dynamic(k, a, b):
+        return repeat(k, step, (a, b), at_most=n)
+
+    def nested(k, a, b):
+        return repeat(k, lambda _, c: lax.fori_loop(0, 4, step, c), (a, b), at_most=n // 4)
+
+    def branch(k, a, b):
+        return lax.cond(k > 0, lambda a, b: a @ b, lambda a, b: a + b, a, b)
+
     once = taken(lambda a, b: a @ b, side, side)
     assert taken(static, side, side) == pytest.approx(n * once, rel=0.2)
     assert taken(dynamic, (), side, side) == pytest.approx(n * once, rel=0.2)

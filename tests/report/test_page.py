@@ -113,9 +113,16 @@ def test_the_slider_changes_the_round(opened):
     """Heat maps and histograms, on one colour scale. Failed with one colour scale per round, and without a restyle."""
     page = opened()
     weights, distances = chart(page, "FedAMP: weights"), chart(page, "FedAMP: squared distances")
-    image = lambda: weights.locator(".heatmaplayer image").get_attribute("href")  # noqa: E731
-    bars = lambda: distances.locator(".barlayer .point path").evaluate_all("all => all.map(p => p.getAttribute('d'))")  # noqa: E731
-    scale = lambda: weights.locator(".cbaxis").all_text_contents()  # noqa: E731
+
+    def image():
+        return weights.locator(".heatmaplayer image").get_attribute("href")
+
+    def bars():
+        return distances.locator(".barlayer .point path").evaluate_all("all => all.map(p => p.getAttribute('d'))")
+
+    def scale():
+        return weights.locator(".cbaxis").all_text_contents()
+
     before = image(), bars(), scale()
     slider = page.locator("input[type=range]")
     slider.focus()
@@ -133,7 +140,10 @@ def test_tables_are_sorted(opened):
     """By number, both ways. Failed when 9 came after 10, and when the first table was sorted in place of the second."""
     page = opened()
     clients = page.locator("table.sortable").nth(1)
-    column = lambda number: clients.locator(f"tbody tr > :nth-child({number})").all_text_contents()  # noqa: E731
+
+    def column(number):
+        return clients.locator(f"tbody tr > :nth-child({number})").all_text_contents()
+
     assert column(1) == [str(i) for i in range(8)]
     head = clients.locator("button", has_text="FedAMP final").first
     for order in (-1, 1):
@@ -156,9 +166,10 @@ def luminance(colour):
 def test_colours_follow_the_reader(scheme, opened):
     """No white areas in the dark, and readable text. Failed with Plotly's own white background and dark text."""
     page = opened(color_scheme=scheme)
-    style = lambda where, name: page.locator(where).evaluate_all(  # noqa: E731
-        f"all => all.map(one => getComputedStyle(one)['{name}'])"
-    )
+
+    def style(where, name):
+        return page.locator(where).evaluate_all(f"all => all.map(one => getComputedStyle(one)['{name}'])")
+
     areas = [luminance(c) for c in [*style("body, .chart, table, th, .rounds", "backgroundColor"),
                                     *style(".chart .main-svg", "backgroundColor")]]  # fmt: skip
     filled = ".chart :is(.bglayer, .legend) .bg"

@@ -149,7 +149,10 @@ def test_settings_from_toml(tmp_path):
 def test_one_process_writes_to_a_folder(tmp_path):
     """A second one is refused while the first lives, and this process may go on. Failed without the lock."""
     code = "import pathlib, sys, fedamp_jax.runner.run_folder as r; r.lock(pathlib.Path(sys.argv[1])); print('ok')"
-    other = lambda: subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)  # noqa: E731
+
+    def other():
+        return subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+
     assert other().stdout == "ok\n"
     run_folder.lock(tmp_path)
     run_folder.lock(tmp_path)

@@ -86,7 +86,10 @@ def test_what_cannot_be_compared(runs, message, tmp_path, monkeypatch, capsys):
 def test_p_needs_the_same_clients():
     """Settings on which the clients depend; a file may be older than an option. Failed when only the seed counted."""
     entry: Any = method_entry(80.0 + np.arange(8.0))
-    row = lambda **own: Row("FedAvg", Record("a", HEAD), HEAD, {"seed": 0, **own}, 8, entry)  # noqa: E731
+
+    def row(**own):
+        return Row("FedAvg", Record("a", HEAD), HEAD, {"seed": 0, **own}, 8, entry)
+
     assert p_value(row(), row(quick=False, validation_fraction=0.0, holdout_clients=0)) == 1
     for one in ({"alpha": 1.0}, {"split": "shards"}, {"balanced": True}, {"quick": True}, {"holdout_clients": 2}):
         assert p_value(row(), row(**one)) is None

@@ -60,8 +60,13 @@ class GossipState(NamedTuple):
 
 def gossip():
     """A task and a method by hand that compile quickly; each number depends on all numbers before it."""
-    scores = lambda variables, x: x @ variables.params["w"]  # noqa: E731
-    nothing = lambda variables, batch, key: (jnp.float32(0), variables.stats)  # noqa: E731
+
+    def scores(variables, x):
+        return x @ variables.params["w"]
+
+    def nothing(variables, batch, key):
+        return (jnp.float32(0), variables.stats)
+
     task = Task(lambda key: Variables({"w": jnp.zeros((FEATURES, CLASSES))}), nothing, scores)
 
     def init(key, data):

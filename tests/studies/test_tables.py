@@ -163,7 +163,10 @@ def test_page_and_slim_files(tmp_path, monkeypatch):
     evaluated once has no curve: failed with a chart of a point.
     """
     one = record("one", methods=(("FedAMP", 95.123456), ("FedAvg", 80.0)))
-    figures = lambda: sorted(tables.drawn_figures([files.Record("one", one.content)]))  # noqa: E731
+
+    def figures():
+        return sorted(tables.drawn_figures([files.Record("one", one.content)]))
+
     assert figures() == ["one-xi"]
     one.content["methods"]["FedAMP"] |= {"rounds": [1, 2], "mean_accuracy": [90.0, 95.0]}
     assert figures() == ["one", "one-xi"]
