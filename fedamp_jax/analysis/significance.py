@@ -77,7 +77,9 @@ def wilcoxon_table(accuracies: Mapping[str, ArrayLike], of: Sequence[str] | None
     {'FedAMP': {'Separate': 1.0}}
     """
     rows = [name for name in (accuracies if of is None else of) if name in accuracies]
-    return {a: {b: wilcoxon(accuracies[a], accuracies[b]) for b in accuracies if b != a} for a in rows}
+    pairs = {frozenset((a, b)): (a, b) for a in rows for b in accuracies if b != a}
+    found = {pair: wilcoxon(accuracies[a], accuracies[b]) for pair, (a, b) in pairs.items()}
+    return {a: {b: found[frozenset((a, b))] for b in accuracies if b != a} for a in rows}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -127,6 +127,7 @@ def round(algorithm: Algorithm, state: Any, data: Data, key: Array) -> tuple[Any
     return state, info
 
 
+@jax.jit
 def round_keys(key: Array, k: Array | int) -> Array:
     """The keys of round `k` of a run: for who takes part, for the round, for `personalize` after it; `[3]`."""
     return jax.random.split(jax.random.fold_in(key, k), 3)

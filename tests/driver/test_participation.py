@@ -47,12 +47,15 @@ def test_the_draw_follows_the_ids():
         assert a[order].tolist() == b.tolist()
 
 
-def test_padding_clients_and_offline_clients_stay_away():
-    """On a mesh the same clients are drawn as without. Failed with a draw from all rows."""
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_padding_clients_and_offline_clients_stay_away(share):
+    """On a mesh the same clients are drawn as without. Failed with a draw from all rows, and with all of them online
+    where nothing is drawn.
+    """
     data = federation()._replace(online=jnp.arange(8) != 3)
     spread = OnMesh(mesh=client_mesh(3)).place(data)
     for seed in range(5):
-        a, b = (np.asarray(Participation(0.6).online(jax.random.key(seed), d)) for d in (data, spread))
+        a, b = (np.asarray(Participation(share).online(jax.random.key(seed), d)) for d in (data, spread))
         assert a.tolist() == b[:8].tolist() and b.shape == (9,) and not b[8] and not a[3]
 
 
