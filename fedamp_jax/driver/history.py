@@ -193,8 +193,9 @@ def warn_rejected(rejected: np.ndarray, rounds: int, ids: Any) -> None:
     ids = np.asarray(ids) if getattr(ids, "is_fully_addressable", True) else np.arange(len(rejected))
     named = ", ".join(f"client {ids[i]} in {rejected[i]}" for i in rows[:_NAMED])
     more = f", and {len(rows) - _NAMED} more clients" if len(rows) > _NAMED else ""
+    length = "one round" if rounds == 1 else f"{rounds} rounds"
     warnings.warn(
-        f"updates that were not finite were discarded, in {rounds} round{'s' * (rounds != 1)}: of {named}{more} "
+        f"updates that were not finite were discarded, in {length}: of {named}{more} "
         "(`Run.rejected` has all of them). They kept the models that they had: look for features or targets of extreme "
         "size in their examples, or lower the learning rate. An answer of a silo that does not come "
         "counts as discarded, too",

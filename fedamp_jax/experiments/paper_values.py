@@ -24,13 +24,10 @@ LOCAL_STEPS = {
     "keep_optimizer": False,
 }  # fmt: skip
 ROUNDS = 90
-DIGITS_ROUNDS = (
-    100  # ours: from 100 to 200 rounds, the methods gain less than a point on average (experiments/studies/FINDINGS.md)
-)
+# Ours: from 100 to 200 rounds, the methods gain less than a point on average (experiments/studies/FINDINGS.md).
+DIGITS_ROUNDS = 100
 LAMBDA = 1.0
 MU = 1e-2  # FedProx: "i = 2 provided best performance for all"
-SGD_LEARNING_RATE = 1e-2  # SCAFFOLD and APFL: "find the best learning rate 10^-2 for both of them"
-SGD_ROUNDS = 600
 
 # PFLEGO paper, Section 4.2. It gives the learning rates of two figures only; these are the rates of its authors'
 # program, in which the server's optimizer is Adam where the paper has SGD.

@@ -132,9 +132,12 @@ def rejections(results: RunResults, most: int | None = None) -> list[str]:
     said = []
     for name, method in results["methods"].items():
         counts = sorted((method.get("rejected") or {}).items(), key=lambda item: (len(str(item[0])), str(item[0])))
-        named = [f"client {ids.get(str(i), i)} ({n} round{'s' * (n != 1)})" for i, n in counts[:most]]
-        named += [f"and {len(counts) - len(named)} more"] * (len(counts) > len(named))
-        said += [f"Rejected in {name}: {', '.join(named)}."] * bool(counts)
+        if not counts:
+            continue
+        named = [f"client {ids.get(str(i), i)} ({n} {'round' if n == 1 else 'rounds'})" for i, n in counts[:most]]
+        if len(counts) > len(named):
+            named.append(f"and {len(counts) - len(named)} more")
+        said.append(f"Rejected in {name}: {', '.join(named)}.")
     return said
 
 

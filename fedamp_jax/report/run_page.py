@@ -15,11 +15,12 @@ from fedamp_jax.report.schema import MethodResults, RunResults, judged_by, plain
 
 _MESSAGES = """What a round would send between a server and each client that takes part, if clients kept their data:
     messages to the client and back, in models of the size of this one. Without evaluation."""
-_METHODS = """BMTA: best mean test accuracy, the highest mean over clients in any evaluated round. final: the mean in
-    the last round. s / round: seconds per round. rejected: number of clients that kept their previous model in some
-    round because their update was not finite. new clients: mean accuracy of clients that did not train, of the models
-    that they get when they join; adapted: after local training of these. ±: standard deviation over seeds; for the last
-    rounds, PFLEGO's score, the 95% confidence interval over clients."""
+_METHODS = """BMTA: best mean test accuracy, the highest mean over clients in any evaluated round. final: the mean
+    in the last round. s / round: seconds per round, without the first one; on a CPU, where the next methods are
+    compiled meanwhile, the first methods' rounds are longer for it. rejected: number of clients that kept their
+    previous model in some round because their update was not finite. new clients: mean accuracy of clients that did
+    not train, of the models that they get when they join; adapted: after local training of these. ±: standard
+    deviation over seeds; for the last rounds, PFLEGO's score, the 95% confidence interval over clients."""
 _TESTS = """Columns with a reference method: the points by which the row's mean accuracy is above the reference's in the
     last round, and the two-sided p of the Wilcoxon signed-rank test over the clients' accuracies in the same round,
     corrected for the number of comparisons by Holm's method. Click on the name of a column to sort by it."""
@@ -90,11 +91,11 @@ def _methods(page: Page, results: RunResults) -> None:
                 row += [number(points, "+.2f"), p_text(p)]
     page.heading("Methods")
     page.table(head, rows, best=best)
-    least = 2.0 ** (1 - results["clients"])
-    limit = f" Before the correction, p of {results['clients']} clients cannot be below {least:.2g}."
     page.text(_METHODS, "note")
     if results.get("wilcoxon") and len(methods) > 1:
-        page.text(_TESTS + limit * (least >= 1e-4), "note")
+        least = 2.0 ** (1 - results["clients"])
+        limit = f" Before the correction, p of {results['clients']} clients cannot be below {least:.2g}."
+        page.text(_TESTS + limit if least >= 1e-4 else _TESTS, "note")
     for sentence in method_table.rejections(results):
         page.text(sentence)
 

@@ -25,13 +25,12 @@ def say(text: str, where: Console | None = None, *, heading: str = "") -> None:
 def readable(seconds: float) -> str:
     """Such as `1.5 h`.
 
-    >>> readable(5400), readable(90), readable(3)
-    ('1.5 h', '1.5 min', '3 s')
+    >>> readable(5400), readable(134.7), readable(1234), readable(3), readable(0.0123)
+    ('1.5 h', '2.2 min', '21 min', '3 s', '0.012 s')
     """
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    size, unit = next(((size, unit) for size, unit in ((3600, "h"), (60, "min")) if seconds >= size), (1, "s"))
+    number = seconds / size
+    return f"{number:.0f} {unit}" if number >= 10 else f"{number:.2g} {unit}"
 
 
 def percent(share: float) -> str:
