@@ -68,6 +68,27 @@ def test_a_client_does_its_own_steps_and_no_more(chunk):
     assert epochs.min() >= 1 and epochs.max() <= 4 and len(set(epochs)) > 1
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_who_is_offline_keeps_its_row(chunk):
+    """Also where it is computed beside others, and then whatever comes of it. Not a number is rejected where it counts.
+
+    Failed where all ran side by side, with a choice by whether the result is finite alone, and with whoever was
+    offline among the rejected.
+    """
+    online = jnp.arange(8) % 3 != 1
+    data = Placement(chunk=chunk).place(federation()._replace(online=online))
+
+    def count(key, client, epochs, mine):
+        spoilt = (client.id == 4) | (client.id == 5)  # one of them is offline
+        return jnp.where(spoilt, jnp.nan, mine + 1.0), jnp.float32(2.0)
+
+    before = jnp.arange(8, dtype=jnp.float32)
+    kept, info = call(data, lambda d, b: for_each_client(Solver(optax.sgd(0.1)), d, count, b, key=KEY), before)
+    np.testing.assert_array_equal(kept - before, online & (data.id != 5))
+    assert info.rejected.tolist() == (data.id == 5).tolist()
+    np.testing.assert_array_equal(info.loss > 0, online)
+
+
 @placement
 def test_all_clients_at_once_equal_a_loop(name):
     """`for_each_client` against `solve` for one client after the other, two of which are offline.
