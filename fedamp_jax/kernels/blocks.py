@@ -3,9 +3,7 @@
 from collections.abc import Callable
 
 import jax.numpy as jnp
-from jax import lax
-
-from fedamp_jax.types import Array
+from jax import Array, lax
 
 # Images of a block have about this many positions together. With 500 to 2000 positions, plain kernel gradients of the
 # CNN's and of ResNet18's layers are within 10 % of their best time, and so are Winograd's value and gradients of the

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from fedamp_jax.checks import check_choice
 from fedamp_jax.kernels import products, winograd
 from fedamp_jax.kernels.blocks import map_blocks
 from fedamp_jax.platforms import on_platform
-from fedamp_jax.types import Array
 
 LOWERINGS = ("auto", "loop", "patches", "xla")
 

@@ -9,11 +9,10 @@ not, it would leave nothing but noise of rows in a tight cluster. A TPU only emu
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.custom_batching import sequential_vmap
 
 from fedamp_jax.platforms import on_platform
-from fedamp_jax.types import Array
 
 # Numbers of a block of columns that is held in float64 (2 MB), and the least columns, so that products outweigh the
 # additions of their results.

@@ -4,10 +4,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fedamp_jax.platforms import on_platform
-from fedamp_jax.types import Array
 
 
 @jax.custom_vjp

@@ -10,10 +10,9 @@ import functools
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fedamp_jax.kernels.blocks import map_blocks
-from fedamp_jax.types import Array
 
 Pads = Sequence[tuple[int, int]]
 

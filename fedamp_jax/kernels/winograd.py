@@ -27,10 +27,9 @@ from fractions import Fraction
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from fedamp_jax.kernels.blocks import map_blocks
-from fedamp_jax.types import Array
 
 Matrix = tuple[tuple[float, ...], ...]
 Pads = Sequence[tuple[int, int]]
