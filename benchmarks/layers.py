@@ -61,7 +61,7 @@ def convolution(name: str, size: int, kernel: int, width: int, out: int, stride:
     ops = 2.0 * y.size * kernel * kernel * width
     fn = functools.partial(convolve, stride=stride)
     made = {name: (fn, (x, w), ops, times), f"{name}, to its kernel": (back(fn, 1), (x, w, y), ops, times)}
-    if width > 3:  # nobody asks for the gradient towards the image
+    if width > 3:  # the first layer needs no gradient towards its images
         made[f"{name}, to its input"] = (back(fn, 0), (x, w, y), ops, times)
     return made
 

@@ -258,7 +258,8 @@ def fedamp_weights(
 
     Args:
         models: the clients' models, leaves `[M, ...]`, or `data.placement.by_parameters` of them.
-        edges: `[M, M]` bool, which models may reach which clients; a row without any edge becomes the identity's.
+        edges: `[M, M]` bool, which models may reach which clients. A client without any edge gets weight 1 for its own
+            model.
         sigma: `[]` float32, the distance scale (of squared distances), `[M, 1]` for one of each client's; or a
             `Perplexity`, with `self_weight`.
         alpha: `[]` float32, step size; without effect if `self_weight` is given, as it cancels.

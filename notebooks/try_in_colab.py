@@ -9,8 +9,8 @@ executes the install cell, and trains: on the CPU runtime the whole notebook, ot
 comes from another place: an uploaded wheel, a checkout around the notebook, a folder on Drive, a git address (the last
 commit).
 
-Neither a TPU nor a GPU is needed. Their runtimes are told by `ACCELERATOR` what to install, and train on the CPU, so
-what is tried is which packages pip chooses, that numpy stays, and that a session works with them. libtpu and JAX's CUDA
+Neither a TPU nor a GPU is needed. `ACCELERATOR` says what their runtimes install, and they train on the CPU, so what is
+tried is which packages pip chooses, that numpy stays, and that a session works with them. libtpu and JAX's CUDA
 plugin are installed for that, NVIDIA's libraries are not.
 """
 

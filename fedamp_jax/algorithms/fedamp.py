@@ -78,7 +78,7 @@ def attentive(
         weights: `(models, edges, k, data) -> xi [M, M]` float32, rows receive: `models` are all clients' parameters
             for `server.sq_dists`, `server.cosines` and the like, `models.tree` has them as leaves `[M, ...]`;
             `edges [M, M]` bool says which models may reach which clients, never the client's own; `k` is the round.
-            A row without edges has to be the identity's, as `attention.normalize` makes it.
+            A client without edges must have weight 1 for its own model, as `attention.normalize` gives it.
         memory: what the weights remember: a fifth argument, which they return with the weights, `(xi, memory)`.
         penalty: `(u_i, k, *numbers_i) -> Penalty`, a term of client i's objective, such as `Prox`; None for none.
         numbers: `(k, data) -> ([M], ...)`, the clients' own numbers for the penalty; None for none.

@@ -100,7 +100,7 @@ def cluster_means(weights: Array, cluster: Array, sent: Variables, models: Varia
 def membership(weights: Array, cluster: Array) -> Array:
     """The clusters as mixing weights `[M, M]` float32: row i has the shares of the members of client i's cluster.
 
-    The rows of clients with weight 0 are the identity's.
+    A client with weight 0 gets weight 1 for its own model.
 
     >>> membership(jnp.array([1.0, 3.0, 2.0]), jnp.array([0, 0, 1])).tolist()
     [[0.25, 0.75, 0.0], [0.25, 0.75, 0.0], [0.0, 0.0, 1.0]]
