@@ -242,6 +242,7 @@ MUTATIONS = [
     Mutation("fedpac-head-aligned", "fedamp_jax/algorithms/fedpac.py", 'trainable=mask_of("body", mask)', "trainable=None", f"{ORACLES} fedpac"),
     Mutation("pfedhn-sign", "fedamp_jax/algorithms/pfedhn.py", "jnp.subtract, received, after.params", "jnp.subtract, after.params, received", f"{ORACLES} pfedhn"),
     Mutation("pfedhn-relu-last", "fedamp_jax/algorithms/pfedhn.py", "return jax.tree.map(leaf, network.kernels, network.biases)", "z = jax.nn.relu(z)\n    return jax.tree.map(leaf, network.kernels, network.biases)", f"{ORACLES} pfedhn"),
+    Mutation("pfedhn-rate-of-the-first-round", "fedamp_jax/algorithms/pfedhn.py", "at_round(rate, k)", "at_round(rate, 0 * k)", "tests/algorithms/test_pfedhn.py -k rate"),
     Mutation("pfedhn-rejected-moves", "fedamp_jax/algorithms/pfedhn.py", "here = data.online & ~info.rejected", "here = data.online", f"{ORACLES} pfedhn"),
     Mutation("pfedhn-absent-moments", "fedamp_jax/algorithms/pfedhn.py", "embeddings = where(here, embeddings, (state.embeddings, state.server[1]))", "pass", "tests/algorithms/test_pfedhn.py -k away"),
     Mutation("pfedhn-server-goes-on", "fedamp_jax/algorithms/pfedhn.py", "network = where(jnp.any(here), network, (state.network, state.server[0]))", "pass", f"{EXAM} 'absent and pfedhn'"),

@@ -25,6 +25,15 @@ from fedamp_jax.trees import broadcast, where
 from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 
 
+def falling_rate(k: Array) -> Array:
+    """The default rate of the server's Adam in round k, 1e-3 at first, and half of it after ten rounds.
+
+    Adam's steps do not become smaller as the directions do: with 1e-3 in all rounds, on digits the training loss grew to
+    1e5, and the accuracy fell by four points after its best round.
+    """
+    return 1e-3 / (1.0 + k / 10)
+
+
 class Hypernetwork(NamedTuple):
     """Attributes: layers: of the perceptron, a kernel `[.., H]` and a bias `[H]` each. kernels: a tree like the model's
     parameters, `[H, size of the leaf]`. biases: the same, leaves as the parameters themselves.
@@ -91,7 +100,7 @@ def pfedhn(
     embedding_dim: int = 16,
     hidden: int = 100,
     hidden_layers: int = 3,
-    rate: Any = 1e-3,
+    rate: Any = falling_rate,
     embedding_rate: Any = None,
     server_optimizer: optax.GradientTransformation | None = None,
     stats: str = "mix",
@@ -109,7 +118,8 @@ def pfedhn(
         hidden: width of the perceptron's layers, at least 1. The hypernetwork is about so many times as large as the
             model.
         hidden_layers: further layers of this width after the first one, at least 0.
-        rate: of the server's optimizer, Adam, at least 0; a number, a schedule of the round or a tracer.
+        rate: of the server's optimizer, Adam, at least 0; a number, a schedule of the round or a tracer. By default it
+            falls with the rounds, see `falling_rate`.
         embedding_rate: likewise for the embeddings, or one per client `[M]`; None for `rate`.
         server_optimizer: the optax optimizer of network and embeddings in place of Adam, without these rates.
         stats: as in `fedprox`.

@@ -9,6 +9,7 @@ import pytest
 
 import fedamp_jax
 from fedamp_jax import Solver
+from fedamp_jax.algorithms.pfedhn import falling_rate
 from tests.registry import federation, initial, run_rounds, tiny_task
 
 TASK = tiny_task()
@@ -63,6 +64,14 @@ def test_without_rates_nothing_moves():
     chex.assert_trees_all_equal(state.network, fresh.network)
     moved = np.abs(np.asarray(state.embeddings - fresh.embeddings)).max(axis=1)
     assert (moved[:7] > 1e-3).all() and moved[7] == 0
+
+
+def test_the_rate_follows_the_round():
+    """A schedule that ends. Failed with the first round's rate for network or embeddings."""
+    assert np.allclose([falling_rate(k) for k in (0, 10, 90)], [1e-3, 5e-4, 1e-4])
+    algorithm = fedamp_jax.pfedhn(TASK, SGD, **SMALL, rate=lambda k: jnp.where(k < 1, 0.02, 0.0))
+    once, twice = (run_rounds(algorithm, federation(), rounds)[0] for rounds in (1, 2))
+    chex.assert_trees_all_equal((once.network, once.embeddings), (twice.network, twice.embeddings))
 
 
 def test_what_cannot_be_is_refused():
