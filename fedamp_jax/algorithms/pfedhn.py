@@ -28,8 +28,8 @@ from fedamp_jax.types import Algorithm, Array, PyTree, Task, Variables
 def falling_rate(k: Array) -> Array:
     """The default rate of the server's Adam in round k, 1e-3 at first, and half of it after ten rounds.
 
-    Adam's steps do not become smaller as the directions do: with 1e-3 in all rounds, on digits the training loss grew to
-    1e5, and the accuracy fell by four points after its best round.
+    Adam's steps do not become smaller as the directions do: with 1e-3 in all rounds, the training loss on digits grew
+    to 1e5, and the accuracy fell by four points after its best round.
     """
     return 1e-3 / (1.0 + k / 10)
 
