@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from fedamp_jax.report.schema import MethodResults
-from fedamp_jax.report.styles import GREY, Style, styles
+from fedamp_jax.report.styles import GREY, MANY, Style, late_limits, styles
 from fedamp_jax.report.sweeps import Line
 
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}  # the page sets its columns
@@ -41,7 +41,7 @@ def curves(
         label: of the value axis.
         log: whether this axis is logarithmic, if all values are positive.
         chance: where to draw a line.
-        limits: of the value axis; None: all values are shown.
+        limits: of the value axis; None: all values are shown, but of many lines over the rounds only how they end.
 
     Returns:
         The figure, or None if no method has a value.
@@ -75,14 +75,17 @@ def lines(
         return None
     values = np.concatenate([_with_band(line) for line in shown.values()])
     log = log and bool(np.nanmin(values) > 0)
+    if over == "round" and len(shown) > MANY and not log:
+        limits = limits or late_limits([line.y for line in shown.values()])
     limits = limits or _limits(values, log)
     looks, figure = styles(every), go.Figure()
-    heights = dict(zip(shown, spread([y[np.isfinite(y)][-1] for _, y, _ in shown.values()], limits, log)))
+    ends = dict(zip(shown, np.clip([y[np.isfinite(y)][-1] for _, y, _ in shown.values()], *limits).tolist()))
+    heights = dict(zip(shown, spread(list(ends.values()), limits, log)))
     for name in sorted(shown, key=lambda name: looks[name].rank):
         x, y, deviation = shown[name]
         _band(figure, name, x, y, deviation, looks[name], log)
         _line(figure, name, x, y, over, looks[name], list(shown).index(name))
-        _end_label(figure, name, x, y, heights[name], looks[name])
+        _end_label(figure, name, x, y, ends[name], heights[name], looks[name])
     if chance is not None:
         figure.add_hline(chance, line={"color": GREY, "dash": "dash", "width": 1.5}, annotation_text="chance")
     places = [k for x, _, _ in shown.values() for k in x]
@@ -130,13 +133,15 @@ def _band(
     )  # fmt: skip
 
 
-def _end_label(figure: go.Figure, name: str, x: Sequence[float], y: np.ndarray, height: float, style: Style) -> None:
-    """The name beside the last value, at a height where it covers no other."""
+def _end_label(
+    figure: go.Figure, name: str, x: Sequence[float], y: np.ndarray, end: float, height: float, style: Style
+) -> None:
+    """The name beside the last value, or the end of the axis nearest to it, at a height where it covers no other."""
     last = np.flatnonzero(np.isfinite(y))[-1]
     beyond = x[last] + _BESIDE * (x[-1] - x[0] or 1)
     short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
     figure.add_scatter(
-        x=[x[last], beyond], y=[y[last], height], text=["", escape(short)], textposition="middle right",
+        x=[x[last], beyond], y=[end, height], text=["", escape(short)], textposition="middle right",
         mode="lines+text", line={"color": style.colour, "width": 0.7}, textfont={"color": style.colour, "size": 12},
         legendgroup=name, showlegend=False, hoverinfo="skip", cliponaxis=False, name=f"{escape(name)} label",
     )  # fmt: skip

@@ -28,7 +28,6 @@ _PANELS = {  # Title and label of the value axis.
     "ari": ("Groups found from the weights", "adjusted Rand index"),
 }
 _UNFILLED = "1234+x|_"  # markers that are all edge
-_IN_PANEL = 12  # so many lines at most can be followed in one panel
 
 
 class Curve(NamedTuple):
@@ -51,7 +50,7 @@ def convergence(results: RunResults) -> Figure:
     'communication round'
     """
     methods = results["methods"]
-    if len(methods) > _IN_PANEL:
+    if len(methods) > styles.MANY:
         figure = _a_panel_each({name: Curve(run["rounds"], run["mean_accuracy"]) for name, run in methods.items()})
         figure.supxlabel("communication round")
         figure.supylabel(_accuracy(results))
@@ -71,8 +70,7 @@ def _a_panel_each(curves: Mapping[str, Curve]) -> Figure:
     rows = -(-len(curves) // 4)
     figure, axes = _figure(11.0, 0.9 + 1.75 * rows, rows, 4)
     looks, every = styles.styles(curves), [_numbers(curve.y) for curve in curves.values()]
-    late = np.concatenate([y[len(y) // 5 :] for y in every])
-    late = late[np.isfinite(late)]
+    limits = styles.late_limits(every)
     # All in one line, interrupted where there is no number; of some 30 points each, as every panel draws them.
     thin = [slice(None, None, max(1, len(y) // 30)) for y in every]
     x_of_all = np.concatenate([[*curve.x[some], np.nan] for curve, some in zip(curves.values(), thin, strict=True)])
@@ -83,9 +81,8 @@ def _a_panel_each(curves: Mapping[str, Curve]) -> Figure:
         known = y[np.isfinite(y)]
         panel.set_title(f"{_text(name)}  {known[-1]:.1f}" if known.size else _text(name), fontsize=10.5)
         panel.locator_params(axis="x", integer=True)
-        if late.size:
-            low, high = np.percentile(late, 2), late.max()
-            panel.set_ylim(low - 0.1 * (high - low) - 0.5, high + 0.1 * (high - low) + 0.5)
+        if limits:
+            panel.set_ylim(*limits)
     for place, panel in enumerate(axes):
         panel.tick_params(labelleft=place % 4 == 0, labelbottom=place + 4 >= len(curves))
         if place >= len(curves):

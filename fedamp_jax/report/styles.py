@@ -4,6 +4,11 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
+MANY = 12
+"""So many lines can be followed in one panel; what more of them need is decided by this number."""
+
 
 class Style(NamedTuple):
     """Attributes: colour: `#RRGGBB`. line, marker: as matplotlib names them."""
@@ -61,3 +66,19 @@ def styles(methods: Iterable[str]) -> dict[str, Style]:
     unknown = [name for name in names if name not in KNOWN]
     spare = dict(zip(unknown, itertools.cycle(_SPARE)))
     return {name: KNOWN.get(name) or spare[name] for name in names}
+
+
+def late_limits(curves: Iterable[np.ndarray]) -> tuple[float, float] | None:
+    """Limits of a value axis for many curves `[R]`, which show how they end and not where they begin: from almost the
+    lowest value after the first fifth of the rounds to the highest one. None if there is no value.
+
+    >>> late_limits([np.array([10.0, 90.0, 91.0, 92.0, 93.0]), np.array([20.0, 95.0, 95.0, 95.0, 95.0])])
+    (89.654, 95.486)
+    """
+    late = np.concatenate([curve[len(curve) // 5 :] for curve in curves])
+    late = late[np.isfinite(late)]
+    if not late.size:
+        return None
+    low, high = np.percentile(late, 2), late.max()
+    room = 0.1 * (high - low) or 1.0
+    return float(low - room), float(high + room)

@@ -278,7 +278,7 @@ def test_what_is_sent_is_on_the_page(results):
 
 def test_the_legend_fits_beside_the_curves(results):
     """It lies within the figure, and leaves room for the curves. Failed with 23 methods in one column."""
-    results["methods"] = {name: method(80.0) for name in list(METHODS)[: figures._IN_PANEL]}
+    results["methods"] = {name: method(80.0) for name in list(METHODS)[: styles.MANY]}
     figure = figures.convergence(results)
     figure.draw_without_rendering()
     box = figure.legends[0].get_window_extent()
@@ -311,6 +311,25 @@ def test_many_methods_have_a_panel_each(results):
     assert 60.0 < low < 70.0 and 106.0 < high < 120.0
     below = [i for i, panel in enumerate(figure.axes) if panel.xaxis.get_tick_params()["labelbottom"]]
     assert below == [23, 24, 25, 26]
+
+
+def test_many_lines_of_a_page_show_how_they_end():
+    """And labels stay beside the axis, also that of a line that ends below it. Failed with the whole range, and with
+    labels at heights outside the axis, which moved all of them.
+    """
+    names, rounds = list(METHODS)[:20], list(range(1, 11))
+    ends = np.linspace(80.0, 90.0, 20)
+    methods = {name: {"rounds": rounds, "mean_accuracy": [10.0, *([end] * 9)]} for name, end in zip(names, ends)}
+    methods[names[0]]["mean_accuracy"][-1] = 30.0
+    figure = charts.curves(methods, "mean_accuracy", "accuracy")
+    assert figure is not None
+    low, high = figure.layout.yaxis.range
+    assert 70.0 < low < 80.0 and 90.0 < high < 92.0
+    labels = {trace.name.removesuffix(" label"): trace.y for trace in figure.data if trace.name.endswith(" label")}
+    assert all(low <= y <= high for pair in labels.values() for y in pair)
+    assert labels[names[0]][0] == low and labels[names[-1]][0] == 90.0
+    few = charts.curves({name: methods[name] for name in names[:12]}, "mean_accuracy", "accuracy")
+    assert few is not None and few.layout.yaxis.range[0] < 10.0
 
 
 def test_labels_do_not_cover_each_other():
