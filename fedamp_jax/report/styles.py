@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 MANY = 12
-"""So many lines can be followed in one panel; what more of them need is decided by this number."""
+"""At most so many lines can be followed in one panel."""
 
 
 class Style(NamedTuple):
