@@ -466,7 +466,7 @@ MUTATIONS = [
     Mutation("patience-last", "fedamp_jax/driver/patience.py", "len(means) - 1 - int(np.argmax(rising))", "int((np.diff(rising) <= 0).sum())", "tests/driver/test_observe.py -k patience"),
     Mutation("csv-from-start", "fedamp_jax/writers.py", 'int(old["round"]) < row["round"]', "False", "tests/test_writers.py -k 'goes_on or experiment_writes'"),
     Mutation("csv-rounds-twice", "fedamp_jax/writers.py", 'int(old["round"]) < row["round"]', "True", "tests/test_writers.py -k 'goes_on or experiment_writes'"),
-    Mutation("csv-half-a-line", "fedamp_jax/writers.py", '_cells(text[: text.rfind("\\n") + 1])', "_cells(text)", "tests/test_writers.py -k goes_on"),
+    Mutation("csv-half-a-line", "fedamp_jax/writers.py", '_cells(text[: text.rfind("\\n") + 1])', "_cells(text)", "tests/test_writers.py -k not_finished"),
     Mutation("csv-others-removed", "fedamp_jax/writers.py", "if self._other(old) or int", "if int", "tests/test_writers.py -k 'share or experiment_writes'"),
     Mutation("csv-of-others", "fedamp_jax/writers.py", '(rows := self._rows()) and not', '(rows := []) and not', "tests/test_writers.py -k other_files"),
     Mutation("csv-of-every-process", "fedamp_jax/writers.py", "        if jax.process_index() == 0:\n            self._write", "        if True:\n            self._write", "tests/test_writers.py -k one_of_several"),

@@ -97,6 +97,18 @@ def test_a_run_that_goes_on(tmp_path):
     assert path.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
+def test_a_row_that_another_run_has_not_finished_is_dropped(tmp_path):
+    """Also if it has as many cells as the others. Failed when a number was kept of which the end was missing."""
+    path = tmp_path / "history.csv"
+    with writers.csv(path, {"name": "killed"}) as curve:
+        start(rounds=1, observe=curve)
+    text = path.read_text()
+    path.write_text(text + text.splitlines()[-1][:-3])
+    with writers.csv(path, {"name": "other"}) as curve:
+        start(rounds=1, observe=curve)
+    assert [row["name"] for row in rows(path)] == ["killed", "other"]
+
+
 @pytest.mark.parametrize(
     "label",
     [0, 1.0, 0.1, np.int64(3), np.float32(0.1), True, None, np.nan, "", "a\nb", "a\r\nb", 'a,"b"', " a "],
