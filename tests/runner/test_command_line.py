@@ -202,12 +202,13 @@ def test_hyperparameters_reach_the_methods(tmp_path, monkeypatch):
 
 
 def test_unknown_methods_are_refused_before_data_are_read(tmp_path, monkeypatch, capsys):
-    """With the other options, before anything is done. Failed when the data set was loaded and 18 methods made first."""
+    """And before anything else is done. Failed when the data set was loaded and 18 methods made first."""
     monkeypatch.setattr("fedamp_jax.runner.experiment.load", lambda *given: pytest.fail("loaded"))
     with pytest.raises(SystemExit):
         command(monkeypatch, practical, "--methods", "FedAPM", "--out", tmp_path / "out")
     assert "there is no FedAPM (did you mean FedAMP?)" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="there is no FedAPM"):
+        parsed("practical", "--methods", "FedAPM")
 
 
 def test_many_seeds_have_a_folder():
