@@ -53,7 +53,11 @@ def _eight_devices():
 
 @pytest.fixture(autouse=True, scope="module")
 def _drop_programs():
+    """A file's tests share the methods that `registry.made` has made for them, and what these have compiled."""
+    from tests import registry
+
     yield
+    registry.made.cache_clear()
     drop_programs()
 
 
