@@ -40,8 +40,8 @@ class Curve(NamedTuple):
 def convergence(results: RunResults) -> Figure:
     """Mean test accuracy after each round, with a line per method (Fig. 4 of the FedAMP paper).
 
-    More methods than can be told apart in one panel have a panel each, in which the others' lines are grey. The value
-    axis then starts where most methods are after a fifth of the rounds; what lies below is not shown.
+    More than `styles.MANY` methods have a panel each, in which the others' lines are grey. The value axis then starts
+    where most methods are after a fifth of the rounds; what lies below is not shown.
     Uses each method's `rounds` (`[R]`) and `mean_accuracy` (`[R]`, percent).
 
     >>> run = {"rounds": [1, 2], "mean_accuracy": [50.0, 60.0]}
